@@ -1,0 +1,34 @@
+# make quickstart: the main job on this CPU.  make test: every check.  Both install what they need.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install test lint unit real clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): requirements/cpu.txt requirements/cpu-no-deps.txt requirements/dev.txt requirements/constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c requirements/constraints.txt -r requirements/cpu.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu-no-deps.txt
+	$(BIN)/python -m pip install -q -c requirements/constraints.txt -e .
+	touch $@
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "not real and not gpu"
+
+real: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m "real and not gpu"
+
+test: lint unit real
+
+clean:
+	rm -rf $(VENV) build .src/*.egg-info

@@ -1,0 +1,1 @@
+"""What touches the world: Ray, Serve, vLLM, Megatron, files, the command line."""

@@ -1,0 +1,1 @@
+"""What is decided: asyncio and arithmetic, no cluster."""

@@ -1,0 +1,1 @@
+"""Divergences between teacher and student, vocabulary-parallel, with exact gradients."""

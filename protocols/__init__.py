@@ -1,0 +1,1 @@
+"""What things are called: values, roles, configuration, errors."""
