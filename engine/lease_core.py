@@ -23,8 +23,6 @@ from opdkit.engine.ordinal_set import OrdinalSet
 from opdkit.protocols.ids import Ordinal
 from opdkit.protocols.messages import Demand, SampleMeta
 
-NOTHING = Demand(count=0)
-
 
 class Place(NamedTuple):
     """Order in which samples enter and leave."""
@@ -67,7 +65,7 @@ class LeaseCore:
         self._leased: set[Ordinal] = set()
         self._acknowledged = OrdinalSet()
         self._num_bytes = 0
-        self.demand = NOTHING
+        self.demand = Demand(count=0)
 
     @property
     def num_samples(self) -> int:
@@ -154,11 +152,10 @@ class LeaseCore:
         return wanted.count > 0 and not shortage(wanted, [ready.due_step for ready in self._ready])
 
     def lease(self) -> list[SampleMeta]:
-        """Lease the batch, earliest due first, and demand nothing more."""
+        """Lease the batch, earliest due first. The demand stands until another is stated."""
         batch = [self._inside[place.ordinal].meta for place in self._ready[: self.demand.count]]
         del self._ready[: self.demand.count]
         self._leased.update(meta.ordinal for meta in batch)
-        self.demand = NOTHING
         return batch
 
     def payloads(self, sample_ids: Sequence[str]) -> list[bytes]:

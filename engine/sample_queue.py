@@ -88,7 +88,7 @@ class LeaseQueue:
     async def lease(self) -> list[SampleMeta]:
         """Wait until the demand can be met, and lease that batch: the earliest due first.
 
-        The demand is then used up: the next lease waits for another.
+        The demand stands until another is stated.
 
         Raises:
             QueueClosed: the queue was closed first.
