@@ -28,10 +28,13 @@ class QueueActor:
             name: LeaseQueue(max_samples=max_samples, max_bytes=max_bytes, clock=MonotonicClock())
             for name in (TRAINING, EVALUATION)
         }
+        self._channel_of: dict[str, str] = {}
 
     async def put(self, channel: str, meta: bytes, payload: bytes) -> None:
         """See ``SampleQueue.put``; ``meta`` is a msgpack ``SampleMeta``."""
-        await self._channels[channel].put(msgspec.msgpack.decode(meta, type=SampleMeta), payload)
+        decoded = msgspec.msgpack.decode(meta, type=SampleMeta)
+        await self._channels[channel].put(decoded, payload)
+        self._channel_of[decoded.sample_id] = channel
 
     async def set_demand(self, channel: str, demand: bytes) -> None:
         """See ``SampleQueue.set_demand``; ``demand`` is a msgpack ``Demand``."""
@@ -41,13 +44,19 @@ class QueueActor:
         """See ``SampleQueue.lease``; a msgpack list of ``SampleMeta``."""
         return _encode(await self._channels[channel].lease())
 
-    async def fetch(self, channel: str, sample_ids: Sequence[str]) -> list[bytes]:
-        """See ``SampleQueue.fetch``."""
-        return await self._channels[channel].fetch(sample_ids)
+    async def fetch(self, sample_ids: Sequence[str]) -> list[bytes]:
+        """See ``SampleQueue.fetch``; the samples may be of either channel."""
+        return [
+            payload
+            for sample_id in sample_ids
+            for payload in await self._channels[self._channel_of[sample_id]].fetch([sample_id])
+        ]
 
     async def acknowledge(self, channel: str, sample_ids: Sequence[str]) -> None:
         """See ``SampleQueue.acknowledge``."""
         await self._channels[channel].acknowledge(sample_ids)
+        for sample_id in sample_ids:
+            self._channel_of.pop(sample_id, None)
 
     async def return_leases(self, channel: str) -> None:
         """See ``SampleQueue.return_leases``."""
@@ -56,6 +65,17 @@ class QueueActor:
     async def close(self, channel: str) -> None:
         """See ``SampleQueue.close``."""
         await self._channels[channel].close()
+
+
+async def fetch_payloads(
+    actor: Any, sample_ids: Sequence[str], *, deadline_s: float
+) -> list[bytes]:
+    """Return the payloads of leased samples, of whatever channel: what a trainer rank needs."""
+    wanted = list(sample_ids)
+    payloads: list[bytes] = await call(
+        lambda: actor.fetch.remote(wanted), name="queue fetch", deadline_s=deadline_s
+    )
+    return payloads
 
 
 class RemoteQueue:
@@ -81,10 +101,7 @@ class RemoteQueue:
 
     async def fetch(self, sample_ids: Sequence[str]) -> list[bytes]:
         """See ``SampleQueue.fetch``."""
-        payloads: list[bytes] = await self._call(
-            "fetch", self._deadlines.control_s, list(sample_ids)
-        )
-        return payloads
+        return await fetch_payloads(self._actor, sample_ids, deadline_s=self._deadlines.control_s)
 
     async def acknowledge(self, sample_ids: Sequence[str]) -> None:
         """See ``SampleQueue.acknowledge``."""

@@ -6,6 +6,8 @@ coordinator holds. A worker that dies takes its trajectories along: the run star
 the same sample ids, so that none is queued twice.
 """
 
+import asyncio
+import importlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 import msgspec
 
 from opdkit.actors.calls import call
-from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.engines import ServeStudent, ServeTeacher
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, RemoteQueue
+from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.rollouts import Rollouts
 from opdkit.engine.scheduling import make_scheduler
@@ -26,24 +28,31 @@ from opdkit.protocols.messages import (
     RolloutWorkerReport,
     StageMeter,
 )
+from opdkit.protocols.roles import ChatTemplate
+
+ROLLOUTS = "rollouts"
 
 
 class RolloutReplica:
-    """One rollout worker."""
+    """One rollout worker; wrapped with ``serve.deployment`` in ``actors.serving``."""
 
-    def __init__(self, spec: bytes, queue_actor: Any) -> None:
+    async def __init__(self, spec: bytes, *, queue_actor: Any) -> None:
         job = msgspec.json.decode(spec, type=JobSpec)
-        rollout = job.rollout
+        deadlines = job.deadlines
+        template = await asyncio.to_thread(_template, job.student.model)
+        student, teacher = [await handle_of(job.job.name, role) for role in (STUDENT, TEACHER)]
         self._rollouts = Rollouts(
-            student=ServeStudent(job),
-            teacher=ServeTeacher(job),
-            template=TokenizerTemplate(job.student.model),
-            train_queue=RemoteQueue(queue_actor, TRAINING, deadlines=job.deadlines),
-            evaluation_queue=RemoteQueue(queue_actor, EVALUATION, deadlines=job.deadlines),
-            settings=rollout,
+            student=ServeStudent(
+                student, generate_s=deadlines.generate_s, control_s=deadlines.control_s
+            ),
+            teacher=ServeTeacher(teacher, score_s=deadlines.score_s, control_s=deadlines.control_s),
+            template=template,
+            train_queue=RemoteQueue(queue_actor, TRAINING, deadlines=deadlines),
+            evaluation_queue=RemoteQueue(queue_actor, EVALUATION, deadlines=deadlines),
+            scheduler=make_scheduler(job.rollout.scheduler, job.rollout.scheduler_options),
+            settings=job.rollout,
             max_model_len=job.student.max_model_len,
             clock=MonotonicClock(),
-            scheduler=make_scheduler(rollout.scheduler, rollout.scheduler_options),
         )
 
     async def run(self, task: bytes) -> bytes:
@@ -54,6 +63,28 @@ class RolloutReplica:
     async def report(self) -> bytes:
         """Return the msgpack ``RolloutWorkerReport``."""
         return msgspec.msgpack.encode(await self._rollouts.report())
+
+    async def check_health(self) -> None:
+        """Answer: the event loop lives."""
+
+
+def _template(model: str) -> ChatTemplate:
+    # Importing transformers takes seconds; whoever only deploys must not pay them.
+    return importlib.import_module("opdkit.actors.chat_template").TokenizerTemplate(model)
+
+
+def rollout_part(spec: JobSpec, *, queue_actor: Any) -> Part:
+    """Describe the rollout workers' application."""
+    return Part(
+        role=ROLLOUTS,
+        replica_class=RolloutReplica,
+        arguments={"spec": msgspec.json.encode(spec), "queue_actor": queue_actor},
+        num_replicas=spec.rollout.workers,
+        placement=spec.rollout.placement,
+        # Every slot, every held-out prompt, and the reports.
+        max_ongoing_requests=spec.pipeline.slots + spec.evaluation.max_prompts + 16,
+        environment={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
 
 
 class ServeRollouts:
@@ -77,8 +108,10 @@ class ServeRollouts:
 
     async def report(self) -> RolloutWorkerReport:
         """See ``RolloutRunner.report``. A worker that is just being replaced is left out."""
-        replies = await self._handle.broadcast("report").results_async(
-            timeout_s=self._deadlines.control_s, return_exceptions=True
+        replies = await call(
+            lambda: self._handle.broadcast("report").results_async(return_exceptions=True),
+            name="rollouts.report",
+            deadline_s=self._deadlines.control_s,
         )
         return summed(
             msgspec.msgpack.decode(reply, type=RolloutWorkerReport)
