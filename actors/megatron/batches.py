@@ -18,8 +18,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from opdkit.engine.losses import position_weights
 from opdkit.protocols.config import LossSection
 from opdkit.protocols.errors import TrainerError
+from opdkit.protocols.ids import PolicyVersion
 from opdkit.protocols.messages import (
     Sample,
     ScoredSegment,
@@ -27,9 +29,8 @@ from opdkit.protocols.messages import (
     SegmentRef,
     StepPlan,
     TeacherScores,
+    VersionSpan,
 )
-
-FILLER_TOKEN = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,19 +91,21 @@ def build_microbatches(
     Raises:
         TrainerError: a payload is missing, or is not what the plan says it is.
     """
-    return [
-        _build(
-            [(find_segment(ref, samples), weight_of(ref, plan, loss)) for ref in refs],
-            loss=loss,
-            num_vocab=num_vocab,
-            token_multiple=token_multiple,
+    filler = _filler(num_vocab if loss.support == "full" else None)
+    microbatches: list[MicroBatch] = []
+    for refs in plan.microbatches[data_rank]:
+        weights_P = position_weights(
+            [ref.num_supervised for ref in refs],
+            normalize=loss.normalize,
+            num_supervised=plan.num_supervised,
+            num_sequences=plan.num_sequences,
         )
-        for refs in plan.microbatches[data_rank]
-    ]
+        scored = [_find_segment(ref, samples) for ref in refs]
+        microbatches.append(_pack(scored, weights_P, filler=filler, token_multiple=token_multiple))
+    return microbatches
 
 
-def find_segment(ref: SegmentRef, samples: Mapping[str, Sample]) -> ScoredSegment:
-    """Return the segment that the plan refers to."""
+def _find_segment(ref: SegmentRef, samples: Mapping[str, Sample]) -> ScoredSegment:
     sample = samples.get(ref.sample_id)
     if sample is None or ref.index >= len(sample.segments):
         raise TrainerError(
@@ -118,129 +121,113 @@ def find_segment(ref: SegmentRef, samples: Mapping[str, Sample]) -> ScoredSegmen
     return scored
 
 
-def weight_of(ref: SegmentRef, plan: StepPlan, loss: LossSection) -> float:
-    """Return the factor of each of a segment's position losses in the global loss.
-
-    ``token``: 1 / all supervised tokens. ``sequence``: 1 / (all sequences x tokens of this one).
-    The counts are the plan's, of the whole global batch, so the split changes nothing.
-    """
-    if ref.num_supervised == 0:
-        return 0.0
-    if loss.normalize == "token":
-        return 1.0 / plan.num_supervised
-    return 1.0 / (plan.num_sequences * ref.num_supervised)
-
-
-def _build(
-    weighted: Sequence[tuple[ScoredSegment, float]],
+def _pack(
+    scored: Sequence[ScoredSegment],
+    weights_P: Tensor,
     *,
-    loss: LossSection,
-    num_vocab: int,
+    filler: ScoredSegment,
     token_multiple: int,
 ) -> MicroBatch:
-    segments = [scored.segment for scored, _ in weighted if scored.segment.num_tokens]
-    lengths = [segment.num_tokens for segment in segments]
-    num_tokens = sum(lengths)
-    # The last sequence is a filler: where there is no other, and to round T up.
-    filler = -num_tokens % token_multiple if num_tokens else token_multiple
-    tokens = [_array(segment.token_ids, np.int32) for segment in segments]
-    lengths += [filler] if filler else []
-    tokens += [np.full(filler, FILLER_TOKEN, np.int32)] if filler else []
-    positions = [
-        _supervised(scored.segment, weight, start)
-        for (scored, weight), start in zip(
-            [pair for pair in weighted if pair[0].segment.num_tokens],
-            accumulate(lengths, initial=0),
-            strict=False,
-        )
-    ]
-    scores = [scored.scores for scored, _ in weighted if scored.scores.num_positions]
-    num_positions = sum(one.num_positions for one in scores)
+    segments = [one.segment for one in scored]
+    num_tokens = sum(segment.num_tokens for segment in segments)
+    num_positions = len(weights_P)
     if not num_positions:
-        positions = [_FILLER_POSITION]
-        scores = [_filler_scores(loss, num_vocab)]
-    ids, logprobs = _support(scores, num_vocab)
-    rows, targets, weights, sampled = (
-        np.concatenate(part) for part in zip(*positions, strict=True)
-    )
+        scored, weights_P = [*scored, filler], torch.zeros(1)
+    # A last sequence of fillers rounds T up, or is all there is.
+    num_fillers = -num_tokens % token_multiple if num_tokens else token_multiple
+    lengths = [segment.num_tokens for segment in segments] + [num_fillers]
+    ids_PK, logprobs_PK = _support([one.scores for one in scored])
     return MicroBatch(
-        tokens_T=_tensor(np.concatenate(tokens), torch.int64),
-        positions_T=_tensor(np.concatenate([np.arange(n) for n in lengths]), torch.int64),
-        bounds=_tensor(np.cumsum([0, *lengths]), torch.int32),
+        tokens_T=_join([*(_ids(one) for one in segments), np.zeros(num_fillers)], torch.int64),
+        positions_T=_join([np.arange(length) for length in lengths], torch.int64),
+        bounds=_join([np.cumsum([0, *(length for length in lengths if length)])], torch.int32),
         longest=max(lengths),
-        rows_P=_tensor(rows, torch.int64),
-        targets_P=_tensor(targets, torch.int64),
-        weights_P=_tensor(weights, torch.float32),
-        teacher_ids_PK=None if ids is None else _tensor(ids, torch.int64),
-        teacher_logprobs_PK=_tensor(logprobs, torch.float32),
-        teacher_sampled_P=_tensor(
-            np.concatenate([_array(one.sampled_logprobs, np.float32) for one in scores]),
-            torch.float32,
+        rows_P=_join(_rows(segments) if num_positions else [np.zeros(1)], torch.int64),
+        targets_P=_join([_ids(one.segment)[_indices(one.segment)] for one in scored], torch.int64),
+        weights_P=_on_device(weights_P),
+        teacher_ids_PK=None if ids_PK is None else _join([ids_PK], torch.int64),
+        teacher_logprobs_PK=_join([logprobs_PK], torch.float32),
+        teacher_sampled_P=_join(
+            [_floats(one.scores.sampled_logprobs) for one in scored], torch.float32
         ),
-        sampler_logprobs_P=_tensor(sampled, torch.float32),
+        sampler_logprobs_P=_join([_sampled(one.segment) for one in scored], torch.float32),
         num_tokens=num_tokens,
         num_positions=num_positions,
     )
 
 
-_FILLER_POSITION = (
-    np.zeros(1, np.int64),
-    np.full(1, FILLER_TOKEN, np.int32),
-    np.zeros(1, np.float32),
-    np.full(1, np.nan, np.float32),
-)
+def _rows(segments: Sequence[Segment]) -> list[np.ndarray]:
+    starts = accumulate((segment.num_tokens for segment in segments), initial=0)
+    return [start + _indices(segment) - 1 for segment, start in zip(segments, starts, strict=False)]
 
 
-def _supervised(segment: Segment, weight: float, start: int) -> tuple[np.ndarray, ...]:
-    """Return rows, targets, weights and sampler's log-probabilities of a segment's positions."""
-    indices = np.flatnonzero(_array(segment.loss_mask, np.uint8))
-    if segment.sampler_logprobs:
-        sampled = _array(segment.sampler_logprobs, np.float32)[indices]
-    else:
-        sampled = np.full(len(indices), np.nan, np.float32)
-    return (
-        start + indices - 1,
-        _array(segment.token_ids, np.int32)[indices],
-        np.full(len(indices), weight, np.float32),
-        sampled,
-    )
-
-
-def _support(
-    scores: Sequence[TeacherScores], num_vocab: int
-) -> tuple[np.ndarray | None, np.ndarray]:
+def _support(scores: Sequence[TeacherScores]) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the teacher's ids [P, K] (None: all of the vocabulary) and log-probabilities."""
-    logprobs = [
-        _array(one.logprobs, np.float32).reshape(one.num_positions, one.support_size)
-        for one in scores
-    ]
-    if not scores[0].token_ids:
-        return None, np.concatenate(logprobs)[:, :num_vocab]
-    ids = [
-        _array(one.token_ids, np.int32).reshape(one.num_positions, one.support_size)
-        for one in scores
-    ]
-    return np.concatenate(ids), np.concatenate(logprobs)
+    scores = [one for one in scores if one.num_positions]
+    size = max(one.support_size for one in scores)
+    logprobs_PK = np.concatenate(
+        [_cells(one, one.logprobs, "<f4", size, -np.inf) for one in scores]
+    )
+    if any(not one.token_ids for one in scores):
+        return None, logprobs_PK
+    # An id whose log-probability is -inf may be anything.
+    return np.concatenate(
+        [_cells(one, one.token_ids, "<i4", size, 0) for one in scores]
+    ), logprobs_PK
 
 
-def _filler_scores(loss: LossSection, num_vocab: int) -> TeacherScores:
-    """Return scores of one position that the teacher does not cover."""
-    size = loss.top_k if loss.support == "top_k" else num_vocab
-    return TeacherScores(
-        num_positions=1,
-        support_size=size,
-        token_ids=np.arange(size, dtype=np.int32).tobytes() if loss.support == "top_k" else b"",
-        logprobs=np.full(size, -np.inf, np.float32).tobytes(),
-        sampled_logprobs=np.zeros(1, np.float32).tobytes(),
-        tail_mass=np.ones(1, np.float32).tobytes(),
+def _cells(scores: TeacherScores, data: bytes, dtype: str, size: int, fill: float) -> np.ndarray:
+    """Return [P, K] values, filled up to ``size`` columns."""
+    cells = np.frombuffer(data, dtype).reshape(scores.num_positions, scores.support_size)
+    return np.pad(cells, ((0, 0), (0, size - scores.support_size)), constant_values=fill)
+
+
+def _ids(segment: Segment) -> np.ndarray:
+    return np.frombuffer(segment.token_ids, "<i4")
+
+
+def _indices(segment: Segment) -> np.ndarray:
+    return np.flatnonzero(np.frombuffer(segment.loss_mask, np.uint8))
+
+
+def _sampled(segment: Segment) -> np.ndarray:
+    if segment.sampler_logprobs:
+        return _floats(segment.sampler_logprobs)[_indices(segment)]
+    return np.full(segment.num_supervised, np.nan)
+
+
+def _floats(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<f4")
+
+
+def _filler(num_vocab: int | None) -> ScoredSegment:
+    """Return the position that a micro-batch may lack; the teacher does not cover it.
+
+    ``num_vocab`` is None where the teacher gives its top k only.
+    """
+    size = num_vocab or 1
+    return ScoredSegment(
+        segment=Segment(
+            token_ids=np.zeros(2, "<i4").tobytes(),
+            loss_mask=bytes((0, 1)),
+            sampler_logprobs=b"",
+            spans=(VersionSpan(policy_version=PolicyVersion(0), num_tokens=1),),
+        ),
+        scores=TeacherScores(
+            num_positions=1,
+            support_size=size,
+            token_ids=b"" if num_vocab else np.zeros(1, "<i4").tobytes(),
+            logprobs=np.full(size, -np.inf, "<f4").tobytes(),
+            sampled_logprobs=np.zeros(1, "<f4").tobytes(),
+            tail_mass=np.ones(1, "<f4").tobytes(),
+        ),
     )
 
 
-def _array(data: bytes, dtype: type[np.generic]) -> np.ndarray:
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
-
-
-def _tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+def _join(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
     # A copy: the payload's bytes are read-only, which a tensor cannot be.
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.tensor(array, dtype=dtype, device=device)
+    return _on_device(torch.tensor(np.concatenate(parts), dtype=dtype))
+
+
+def _on_device(tensor: Tensor) -> Tensor:
+    return tensor.cuda() if torch.cuda.is_available() else tensor

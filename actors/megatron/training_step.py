@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from opdkit.engine.losses.divergence import position_losses, token_logprobs
 from torch import Tensor
 
 from opdkit.actors.megatron.batches import MicroBatch
 from opdkit.actors.megatron.model import Student, evaluating
+from opdkit.engine.losses import position_losses, token_logprobs
 from opdkit.protocols.config import LossSection
 from opdkit.protocols.messages import EvaluationReport, StepPlan, StepReport
 
