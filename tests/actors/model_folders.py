@@ -1,3 +1,4 @@
+# pyright: basic
 """Real model folders, as small as they can be."""
 
 import json

@@ -84,7 +84,7 @@ def test_a_row_stands_for_its_samples_in_sequence(tmp_path: pathlib.Path) -> Non
 
 def test_the_last_epoch_ends(tmp_path: pathlib.Path) -> None:
     prompts = JsonlPrompts(_write(tmp_path, [_row("x")]), num_epochs=2)
-    assert prompts.row(Ordinal(1))
+    assert prompts.row(Ordinal(1))[1] == _row("x")
     with pytest.raises(IndexError, match=r"ordinal is 2, but must be in \[0, 2\)"):
         prompts.row(Ordinal(2))
 
@@ -92,7 +92,7 @@ def test_the_last_epoch_ends(tmp_path: pathlib.Path) -> None:
 def test_without_epochs_there_is_no_end(tmp_path: pathlib.Path) -> None:
     prompts = JsonlPrompts(_write(tmp_path, [_row("x")]))
     assert prompts.num_ordinals is None
-    assert prompts.row(Ordinal(10**12))
+    assert prompts.row(Ordinal(10**12))[1] == _row("x")
 
 
 def test_a_reply_at_the_end_is_kept(tmp_path: pathlib.Path) -> None:
@@ -128,7 +128,7 @@ def test_a_bad_row_is_named_by_file_and_line(
         prompts.row(Ordinal(1))
     assert str(caught.value).startswith(f"{path}:2")
     assert message in str(caught.value)
-    assert prompts.row(Ordinal(2))
+    assert prompts.row(Ordinal(2))[1] == _row("good")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n"])

@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -174,18 +175,27 @@ def test_what_a_crash_left_half_written_is_removed(run: Run, values: dict[str, A
         assert _steps(directory) == ["step-000010"]
 
 
+def _without_seal(path: pathlib.Path) -> None:
+    (path / "COMPLETE").unlink()
+
+
+def _with_torn_seal(path: pathlib.Path) -> None:
+    (path / "COMPLETE").write_bytes(b"{")
+
+
+def _without_a_file(path: pathlib.Path) -> None:
+    (path / "trainer" / "rank-0.bin").unlink()
+
+
+def _with_a_file_cut(path: pathlib.Path) -> None:
+    (path / "trainer" / "rank-0.bin").write_bytes(b"cut")
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: (path / "COMPLETE").unlink(),
-        lambda path: (path / "COMPLETE").write_bytes(b"{"),
-        lambda path: (path / "trainer" / "rank-0.bin").unlink(),
-        lambda path: (path / "trainer" / "rank-0.bin").write_bytes(b"cut"),
-    ],
-    ids=["no seal", "torn seal", "file missing", "file cut"],
+    "damage", [_without_seal, _with_torn_seal, _without_a_file, _with_a_file_cut]
 )
 def test_a_damaged_checkpoint_is_passed_over_and_can_be_written_again(
-    run: Run, values: dict[str, Any], damage: Any
+    run: Run, values: dict[str, Any], damage: Callable[[pathlib.Path], None]
 ) -> None:
     with RunDirectory.open(_spec(values)) as directory:
         _save(run, directory, 10)
