@@ -29,8 +29,8 @@ class JobSection(Section, frozen=True, kw_only=True):
     """What the run is called and where it writes."""
 
     name: Name
-    run_dir: Path = ""
-    """Folder of checkpoints, metrics, export and plot; default ``runs/<name>``."""
+    run_dir: str = ""
+    """Folder of checkpoints, metrics, export and plot; empty: ``runs/<name>``."""
     seed: Count = 0
     """Of data order and sampling."""
 
