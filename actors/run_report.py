@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console, Group
@@ -71,14 +71,20 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         return f"opdkit export {self.run_dir} {self.run_dir}/export"
 
 
-def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
-    """Write ``summary.json``, indented, with what follows from the figures."""
+def summary_values(summary: RunSummary) -> dict[str, Any]:
+    """Return plain values, with what follows from the figures."""
     stage, share = summary.bound or (None, None)
-    values = msgspec.to_builtins(summary) | {
+    values: dict[str, Any] = msgspec.to_builtins(summary)
+    return values | {
         "bound": {"stage": stage, "share": share},
         "next_command": summary.next_command,
     }
-    write_durably(path, msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+
+
+def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
+    """Write ``summary.json``, indented."""
+    text = msgspec.json.format(msgspec.json.encode(summary_values(summary)), indent=2)
+    write_durably(path, text + b"\n")
 
 
 def read_summary(path: pathlib.Path) -> RunSummary:

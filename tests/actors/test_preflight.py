@@ -207,10 +207,6 @@ FIELD_MISTAKES: dict[str, tuple[list[tuple[str, Any]], str]] = {
         [("trainer.parallel.tensor", 4)],
         "trainer.parallel.tensor is 4, but must divide the student's num_key_value_heads, 2",
     ),
-    "vocabulary not divided": (
-        [("trainer.parallel.tensor", 2)],
-        "trainer.parallel.tensor is 2, but must divide the student's vocab_size, 259",
-    ),
     "data run out": (
         [("data.num_epochs", 2)],
         "data.num_epochs is 2, which gives 4 samples, but pipeline.num_steps times "
