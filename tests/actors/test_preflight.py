@@ -207,6 +207,10 @@ FIELD_MISTAKES: dict[str, tuple[list[tuple[str, Any]], str]] = {
         [("trainer.parallel.tensor", 4)],
         "trainer.parallel.tensor is 4, but must divide the student's num_key_value_heads, 2",
     ),
+    "a stop id of another vocabulary": (
+        [("rollout.stop_token_ids", [259])],
+        "replies are to end at 259, but ids must be in [0, 259)",
+    ),
     "data run out": (
         [("data.num_epochs", 2)],
         "data.num_epochs is 2, which gives 4 samples, but pipeline.num_steps times "
