@@ -7,17 +7,19 @@ the checkpoint is taken back, so that either file reads as one run.
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import pathlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from opdkit.actors.durable_files import append_line, write_durably
+from opdkit.actors.run_files import RunDirectory
 from opdkit.protocols.roles import MetricSink
 
 Value = float | int | str
@@ -91,6 +93,19 @@ class EverySink:
         """Record in every sink."""
         for sink in self._sinks:
             await sink.write(kind, step, values)
+
+
+@contextlib.contextmanager
+def open_sinks(directory: RunDirectory, *, tensorboard: bool) -> Iterator[MetricSink]:
+    """Open a run's sinks, continued where the run is."""
+    resumed_step = directory.resumed.step if directory.resumed else None
+    jsonl = JsonlSink(directory.metrics, resumed_step=resumed_step)
+    if not tensorboard:
+        yield jsonl
+        return
+    board = TensorBoardSink(directory.tensorboard, resumed_step=resumed_step)
+    with contextlib.closing(board):
+        yield EverySink([jsonl, board])
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -85,6 +85,12 @@ def _ends(spec: JobSpec, student: ModelFiles, teacher: ModelFiles) -> Iterator[F
         )
     elif extra := sorted(set(student.eos_token_ids) - set(teacher.eos_token_ids)):
         yield warning(check, f"{both}: the teacher does not end replies at {_listed(extra)}")
+    if unknown := sorted(i for i in stops if not 0 <= i < student.tokenizer.num_ids):
+        yield error(
+            check,
+            f"replies are to end at {_listed(unknown)}, but ids must be in "
+            f"[0, {student.tokenizer.num_ids})",
+        )
     if (ours := student.pad_token_id) != (theirs := teacher.pad_token_id):
         yield warning(check, f"pad_token_id is {ours} in the student, {theirs} in teachers[0]")
     if (ours := student.bos_token_id) != (theirs := teacher.bos_token_id):
@@ -145,13 +151,13 @@ def _support(spec: JobSpec, student: ModelFiles) -> Iterator[Finding]:
 
 
 def _grid(spec: JobSpec, student: ModelFiles) -> Iterator[Finding]:
+    # Not the vocabulary: the trainer pads it.
     size = spec.trainer.parallel.tensor
     shape = student.shape
     divided = {
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "intermediate_size": shape.intermediate_size,
-        "vocab_size": shape.logit_width,
     }
     for name, value in divided.items():
         if value % size:

@@ -1,7 +1,7 @@
 """What a check of a job found: for the coordinator, for people and for programs."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,12 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.errors:
             raise ConfigError("; ".join(finding.message for finding in self.errors))
+
+
+def report_values(report: PreflightReport) -> dict[str, Any]:
+    """Return plain values, with the verdict as ``ok``."""
+    values: dict[str, Any] = msgspec.to_builtins(report)
+    return {"ok": not report.errors, **values}
 
 
 def good(check: str, message: str) -> Finding:

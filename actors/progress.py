@@ -126,7 +126,8 @@ def _lines(stream: TextIO) -> Iterator[Show]:
 @contextmanager
 def _json(stream: TextIO) -> Iterator[Show]:
     def show(record: ProgressRecord) -> None:
-        stream.write(msgspec.json.encode(record).decode() + "\n")
+        line = {"kind": "progress", **msgspec.to_builtins(record)}
+        stream.write(msgspec.json.encode(line).decode() + "\n")
         stream.flush()
 
     yield show

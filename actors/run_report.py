@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console, Group
@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from opdkit.actors.durable_files import write_durably
+from opdkit.actors.metric_sinks import read_metrics
 from opdkit.actors.progress import duration
+from opdkit.actors.run_files import RunDirectory
 from opdkit.protocols.messages import EvaluationReport
 
 Status = Literal["completed", "failed", "cancelled"]
@@ -71,14 +73,31 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         return f"opdkit export {self.run_dir} {self.run_dir}/export"
 
 
-def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
-    """Write ``summary.json``, indented, with what follows from the figures."""
+def summary_values(summary: RunSummary) -> dict[str, Any]:
+    """Return plain values, with what follows from the figures."""
     stage, share = summary.bound or (None, None)
-    values = msgspec.to_builtins(summary) | {
+    values: dict[str, Any] = msgspec.to_builtins(summary)
+    return values | {
         "bound": {"stage": stage, "share": share},
         "next_command": summary.next_command,
     }
-    write_durably(path, msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+
+
+def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
+    """Write ``summary.json``, indented."""
+    text = msgspec.json.format(msgspec.json.encode(summary_values(summary)), indent=2)
+    write_durably(path, text + b"\n")
+
+
+def write_report(directory: RunDirectory, summary: RunSummary) -> RunSummary:
+    """Draw the plot and write the summary, with the plot's place in it; return that summary."""
+    # Here, since matplotlib takes a second to load, which no other command should.
+    from opdkit.actors.divergence_plot import plot_divergence
+
+    plot_divergence(directory.plot, read_metrics(directory.metrics), title=_title(summary))
+    summary = msgspec.structs.replace(summary, plot=str(directory.plot))
+    write_summary(directory.summary, summary)
+    return summary
 
 
 def read_summary(path: pathlib.Path) -> RunSummary:
@@ -92,6 +111,13 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     for name, value in _facts(summary):
         facts.add_row(Text(name, style="dim"), value)
     console.print(Group(_headline(summary), facts, Text(f"next: {summary.next_command}")))
+
+
+def _title(summary: RunSummary) -> str:
+    if summary.before is None or summary.after is None:
+        return summary.name
+    before, after = summary.before.reverse_kl, summary.after.reverse_kl
+    return f"{summary.name}: held-out reverse KL {before:.3f} → {after:.3f} nats per token"
 
 
 def _headline(summary: RunSummary) -> Text:

@@ -2,7 +2,7 @@
 """Save and restore a rank's model, optimizer, schedule and random states.
 
 The files are Megatron's distributed checkpoint: one directory for all ranks, loadable with
-another number of data-parallel ranks.
+another number of ranks. Random states are restored where the tensor-parallel size is the same.
 """
 
 import queue
@@ -46,14 +46,21 @@ def load_checkpoint(student: Student, path: str) -> None:
     """
     if not dist_checkpointing.check_is_distributed_checkpoint(path):
         raise ConfigError(f"{path} holds no complete trainer checkpoint")
-    state = dist_checkpointing.load(_sharded_state(student, is_loading=True), path)
+    wanted = _sharded_state(student, is_loading=True)
+    if (
+        dist_checkpointing.load_common_state_dict(path)["tensor_parallel"]
+        != wanted["tensor_parallel"]
+    ):
+        del wanted["random"]
+    state = dist_checkpointing.load(wanted, path)
     student.model.module.load_state_dict(state["model"])
     student.optimizer.load_state_dict(state["optimizer"])
     # The schedule adds the saved number of steps to its own.
     student.schedule.num_steps = 0
     student.schedule.load_state_dict(state["schedule"])
-    torch.set_rng_state(state["random"]["torch"])
-    get_cuda_rng_tracker().set_states(state["random"]["megatron"])
+    if "random" in state:
+        torch.set_rng_state(state["random"]["torch"])
+        get_cuda_rng_tracker().set_states(state["random"]["megatron"])
 
 
 def _sharded_state(student: Student, *, is_loading: bool) -> dict[str, Any]:
@@ -69,6 +76,7 @@ def _sharded_state(student: Student, *, is_loading: bool) -> dict[str, Any]:
             model, is_loading=is_loading, metadata=metadata
         ),
         "schedule": student.schedule.state_dict(),
+        "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size(),
         "random": _random_states(),
     }
 

@@ -17,9 +17,18 @@ from opdkit.engine.losses.chunks import ChunkLosses, Objective
 from opdkit.engine.losses.full_support import full_losses
 from opdkit.engine.losses.scores import check_scores
 from opdkit.engine.losses.top_k import top_k_losses
-from opdkit.engine.losses.vocabulary import CHUNK_CELLS, row_chunks, shard_of, working_dtype
+from opdkit.engine.losses.vocabulary import (
+    CHUNK_CELLS,
+    VocabularyShard,
+    row_chunks,
+    shard_of,
+    working_dtype,
+)
 from opdkit.protocols.config import LossSection
 from opdkit.protocols.errors import ConfigError, TeacherAlignmentError
+
+BETAS = {"forward_kl": 0.0, "reverse_kl": 1.0}
+"""The ends of ``loss.beta`` by name."""
 
 
 class PositionLosses(NamedTuple):
@@ -72,38 +81,36 @@ def position_losses(
     if teacher_ids_PK is None:
         num_vocab = min(num_vocab, teacher_logprobs_PK.shape[1])
     shard = shard_of(logits_PV, num_vocab=num_vocab, group=group)
-    objective = Objective(_beta(loss), loss.temperature, loss.tail, shard)
+    objective = _objective(loss, shard, is_full=teacher_ids_PK is None)
     needs_gradient = logits_PV.requires_grad and torch.is_grad_enabled()
+    last_id = shard.first_id + shard.num_columns
 
-    def chunk_losses(logits_CV: Tensor, rows: slice) -> ChunkLosses:
-        logits_CV = logits_CV[:, : shard.num_columns]
-        if teacher_ids_PK is not None:
-            ids_CK, logprobs_CK = teacher_ids_PK[rows], teacher_logprobs_PK[rows]
-            return top_k_losses(
-                logits_CV, ids_CK, logprobs_CK, objective, needs_gradient=needs_gradient
-            )
-        last_id = shard.first_id + shard.num_columns
-        teacher_CV = teacher_logprobs_PK[rows, shard.first_id : last_id]
-        return full_losses(logits_CV, teacher_CV, objective, needs_gradient=needs_gradient)
+    def chunk_losses(rows: slice) -> ChunkLosses:
+        logits_CV = logits_PV.detach()[rows, : shard.num_columns]
+        if teacher_ids_PK is None:
+            teacher_CV = teacher_logprobs_PK[rows, shard.first_id : last_id]
+            return full_losses(logits_CV, teacher_CV, objective, needs_gradient=needs_gradient)
+        ids_CK, logprobs_CK = teacher_ids_PK[rows], teacher_logprobs_PK[rows]
+        return top_k_losses(
+            logits_CV, ids_CK, logprobs_CK, objective, needs_gradient=needs_gradient
+        )
 
-    if teacher_ids_PK is not None and loss.tail == "bucket" and loss.temperature != 1.0:
+    return PositionLosses(*_InChunks.apply(logits_PV, chunk_losses, chunk_cells, needs_gradient))  # type: ignore[no-untyped-call]
+
+
+def _objective(loss: LossSection, shard: VocabularyShard, *, is_full: bool) -> Objective:
+    if (loss.divergence == "jsd") != (loss.beta is not None):
+        raise ConfigError(
+            f"loss.beta is {loss.beta} with loss.divergence {loss.divergence!r}, "
+            "but must be given for 'jsd' and only for it"
+        )
+    if not is_full and loss.tail == "bucket" and loss.temperature != 1.0:
         raise ConfigError(
             f"loss.temperature is {loss.temperature}, but must be 1 with loss.tail 'bucket': "
             "the teacher's tail is known at 1 only"
         )
-    return PositionLosses(
-        *_InChunks.apply(logits_PV, chunk_losses, chunk_cells, needs_gradient)  # type: ignore[no-untyped-call]
-    )
-
-
-def _beta(loss: LossSection) -> float:
-    if loss.divergence == "forward_kl":
-        return 0.0
-    if loss.divergence == "reverse_kl":
-        return 1.0
-    if loss.beta is None:
-        raise ConfigError("loss.beta is None, but must be between 0 and 1 for 'jsd'")
-    return loss.beta
+    beta = loss.beta if loss.beta is not None else BETAS[loss.divergence]
+    return Objective(beta, loss.temperature, loss.tail, shard)
 
 
 class _InChunks(torch.autograd.Function):
@@ -113,7 +120,7 @@ class _InChunks(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits_PV: Tensor,
-        chunk_losses: Callable[[Tensor, slice], ChunkLosses],
+        chunk_losses: Callable[[slice], ChunkLosses],
         chunk_cells: int,
         needs_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +131,7 @@ class _InChunks(torch.autograd.Function):
         # Zero where padding is: no chunk writes there.
         gradient_PV = torch.zeros_like(logits_PV) if needs_gradient else None
         for rows in row_chunks(logits_PV, chunk_cells):
-            chunk = chunk_losses(logits_PV[rows], rows)
+            chunk = chunk_losses(rows)
             losses_P[rows] = chunk.losses_C
             covered_P[rows] = chunk.covered_C
             student_mass_P[rows] = chunk.student_mass_C

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from opdkit.actors.metric_sinks import EverySink, JsonlSink, TensorBoardSink, read_metrics
+from opdkit.actors.metric_sinks import (
+    EverySink,
+    JsonlSink,
+    TensorBoardSink,
+    open_sinks,
+    read_metrics,
+)
+from opdkit.actors.run_files import RunDirectory
 from opdkit.protocols.roles import MetricSink
 from tests.conftest import Run
 
@@ -95,13 +102,16 @@ def test_tensorboard_forgets_what_came_after_the_resume(run: Run, tmp_path: path
     assert losses == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
-def test_tensorboard_reads_the_files(run: Run, tmp_path: pathlib.Path) -> None:
+def test_tensorboard_itself_reads_a_resumed_run_as_one(run: Run, tmp_path: pathlib.Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with contextlib.closing(TensorBoardSink(tmp_path)) as sink:
-        run(sink.write("step", 1, {"loss": 0.25}))
+    for resumed_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
+        with contextlib.closing(TensorBoardSink(tmp_path, resumed_step=resumed_step)) as sink:
+            for step in steps:
+                run(sink.write("step", step, {"loss": step + 0.25 * bool(resumed_step)}))
     accumulator = accumulators.EventAccumulator(str(tmp_path))
     accumulator.Reload()
-    assert [event.value for event in accumulator.Scalars("step/loss")] == [0.25]
+    losses = [(event.step, event.value) for event in accumulator.Scalars("step/loss")]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 3.25), (4, 4.25)]
 
 
 def test_every_sink_gets_every_record(run: Run, tmp_path: pathlib.Path) -> None:
@@ -109,3 +119,14 @@ def test_every_sink_gets_every_record(run: Run, tmp_path: pathlib.Path) -> None:
     values: dict[str, Any] = {"loss": 1.0}
     run(EverySink([JsonlSink(path) for path in paths]).write("step", 1, values))
     assert [_numbers(path) for path in paths] == [[("step", 1)]] * 2
+
+
+@pytest.mark.parametrize("tensorboard", [True, False])
+def test_a_run_gets_the_sinks_it_asked_for(
+    run: Run, tmp_path: pathlib.Path, tensorboard: bool
+) -> None:
+    directory = RunDirectory(tmp_path, keep=1)
+    with open_sinks(directory, tensorboard=tensorboard) as sink:
+        run(sink.write("step", 1, {"loss": 1.0}))
+    assert _numbers(directory.metrics) == [("step", 1)]
+    assert directory.tensorboard.exists() is tensorboard

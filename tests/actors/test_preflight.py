@@ -207,9 +207,9 @@ FIELD_MISTAKES: dict[str, tuple[list[tuple[str, Any]], str]] = {
         [("trainer.parallel.tensor", 4)],
         "trainer.parallel.tensor is 4, but must divide the student's num_key_value_heads, 2",
     ),
-    "vocabulary not divided": (
-        [("trainer.parallel.tensor", 2)],
-        "trainer.parallel.tensor is 2, but must divide the student's vocab_size, 259",
+    "a stop id of another vocabulary": (
+        [("rollout.stop_token_ids", [259])],
+        "replies are to end at 259, but ids must be in [0, 259)",
     ),
     "data run out": (
         [("data.num_epochs", 2)],

@@ -72,6 +72,7 @@ def test_a_log_gets_one_plain_line_a_step(run: Run) -> None:
 def test_a_program_gets_one_object_a_record(run: Run) -> None:
     lines = _shown(run, "json", FULL, FULL).splitlines()
     assert len(lines) == 2
+    assert json.loads(lines[0])["kind"] == "progress"
     assert json.loads(lines[0])["tokens_per_s"]["teacher"] == 900.0
 
 

@@ -12,10 +12,12 @@ from PIL import Image
 from rich.console import Console
 
 from opdkit.actors.divergence_plot import curves_of, plot_divergence
+from opdkit.actors.run_files import RunDirectory
 from opdkit.actors.run_report import (
     RunSummary,
     print_summary,
     read_summary,
+    write_report,
     write_summary,
 )
 from opdkit.protocols.messages import EvaluationReport
@@ -172,3 +174,13 @@ def test_the_plot_is_a_picture(tmp_path: pathlib.Path, records: list[dict[str, A
     assert sum(darkness[:100]) > 1000
     assert darkness[255] > 640_000
     assert 5_000 < path.stat().st_size < 500_000
+
+
+def test_the_report_is_written_where_the_run_is(tmp_path: pathlib.Path) -> None:
+    directory = RunDirectory(tmp_path, keep=1)
+    lines = [json.dumps(record) + "\n" for record in _records(3, every=3)]
+    directory.metrics.write_text("".join(lines))
+    summary = write_report(directory, _changed(plot=None))
+    assert summary.plot == str(tmp_path / "divergence.png")
+    assert directory.plot.exists()
+    assert read_summary(directory.summary) == summary

@@ -74,9 +74,7 @@ def settings_for(model: Path, *, data: int = 1, tensor: int = 1, **changes: Any)
         name: changes.pop(name) for name in ("recompute", "optimizer") if name in changes
     }
     trainer = TrainerSection(
-        parallel=ParallelSection(
-            data=data, tensor=tensor, sequence=changes.pop("sequence", False)
-        ),
+        parallel=ParallelSection(data=data, tensor=tensor, sequence=changes.pop("sequence", False)),
         **{"optimizer": OptimizerSection(lr=1e-3, schedule="constant"), **trainer_changes},
     )
     values: dict[str, Any] = {
@@ -163,9 +161,7 @@ def make_plan(samples: list[Sample], *, data: int = 1, per_microbatch: int = 2) 
     num_microbatches = max(1, *(len(rank) for rank in ranks))
     return StepPlan(
         step=0,
-        microbatches=tuple(
-            tuple(rank + [()] * (num_microbatches - len(rank))) for rank in ranks
-        ),
+        microbatches=tuple(tuple(rank + [()] * (num_microbatches - len(rank))) for rank in ranks),
         num_supervised=sum(ref.num_supervised for ref in refs),
         num_sequences=sum(ref.num_supervised > 0 for ref in refs),
     )

@@ -1,16 +1,23 @@
 """Run a function as N gloo ranks, each a process forked from one that has Megatron imported."""
 
 import multiprocessing
+import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
+
+import pytest
 
 from opdkit.actors.megatron.settings import TrainerSettings
 
 RANK_TIMEOUT_S = 120.0
+
+PRELOADED = ["opdkit.actors.megatron.session", "tests.actors.megatron.micro"]
 
 RankFunction = Callable[..., Any]
 
@@ -18,7 +25,12 @@ RankFunction = Callable[..., Any]
 def run_ranks(function: RankFunction, settings: TrainerSettings, *arguments: object) -> list[Any]:
     """Return what ``function(session, *arguments)`` returns on every rank of the grid."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["opdkit.actors.megatron.session"])
+    context.set_forkserver_preload(PRELOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        # The server of Python 3.11 imports with the environment's path, not with ours.
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        forkserver.ensure_running()
     world_size = settings.trainer.parallel.world_size
     first, *others = [context.Pipe() for _ in range(world_size)]
     pipes = [first, *others]

@@ -56,12 +56,11 @@ def test_gradient_passes_gradcheck(loss: LossSection) -> None:
             return evaluate(case._replace(logits_PV=logits_PV)).losses_P
 
         @staticmethod
-        def backward(ctx: Any, grad_P: Tensor) -> Tensor:
+        def backward(ctx: Any, grad_P: Tensor) -> Any:
             with torch.enable_grad():
                 logits_PV = ctx.saved_tensors[0].detach().requires_grad_()
                 losses_P = evaluate(case._replace(logits_PV=logits_PV)).losses_P
-            (gradient_PV,) = torch.autograd.grad(losses_P, logits_PV, grad_P)
-            return gradient_PV
+            return torch.autograd.grad(losses_P, logits_PV, grad_P)[0]
 
     assert gradcheck(Replayed.apply, (case.logits_PV,))
 
@@ -299,5 +298,7 @@ def test_scores_that_break_the_contract_are_refused() -> None:
 def test_an_undefined_loss_is_refused() -> None:
     with pytest.raises(ConfigError, match="beta"):
         evaluate(random_case(LossSection(divergence="jsd")))
+    with pytest.raises(ConfigError, match="beta"):
+        evaluate(random_case(LossSection(divergence="reverse_kl", beta=0.5)))
     with pytest.raises(ConfigError, match="temperature"):
         evaluate(random_case(LossSection(tail="bucket", temperature=2.0)))
