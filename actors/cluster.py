@@ -1,7 +1,7 @@
 """The Ray cluster of a run: a private one on this machine, or one that is already there.
 
-A private cluster listens on the loopback address only, has a secret of its own, and is gone with
-the run; Ray's processes die with the process that started them, whatever killed it.
+A private cluster has a secret of its own, without which its ports answer nothing, and is gone with
+the run: Ray's processes die with the process that started them, whatever killed it.
 """
 
 import math
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from opdkit.actors.ray_environment import RAY_ENVIRONMENT
+from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
 
 OBJECT_STORE_BYTES = 128 << 20
@@ -22,8 +22,8 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
     """Connect this process to the job's cluster; start and stop it if it is private."""
     private = spec.cluster.address is None
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if private else {}
-    with environment({**RAY_ENVIRONMENT, **secret}):
-        import ray  # noqa: PLC0415 - reads the variables above when it is imported
+    with environment({**CLUSTER_ENVIRONMENT, **secret}):
+        import ray
 
         options = {"namespace": spec.job.name, "log_to_driver": False, "configure_logging": False}
         if private:

@@ -114,10 +114,11 @@ class Coordinator(WatchedBoard):
             publisher=self,
             feed=self._feed,
             resumed_step=state.step if state else None,
-        ) as parts:
+        ) as launched:
             if resumption is not None:
-                await parts.trainer.load(resumption.trainer_path)
-            await Run(self._spec, parts, state=state).run()
+                await launched.trainer.load(resumption.trainer_path)
+            await Run(self._spec, launched.parts, state=state).run()
+            await launched.trainer.save_hf(str(self._run_directory / "export"))
 
 
 def first_cause(error: BaseException) -> BaseException:

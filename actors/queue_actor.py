@@ -87,7 +87,7 @@ class RemoteQueue:
         self._deadlines = deadlines
 
     async def put(self, meta: SampleMeta, payload: bytes) -> None:
-        """See ``SampleQueue.put``. A queue that stays full for a whole step's deadline is broken."""
+        """See ``SampleQueue.put``. A queue full for a whole step's deadline is broken."""
         await self._call("put", self._deadlines.step_s, _encode(meta), payload)
 
     async def set_demand(self, demand: Demand) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from opdkit.actors.engines import ServeStudent, ServeTeacher
+from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 
 from opdkit.actors.calls import call
-from opdkit.actors.engines import ServeStudent, ServeTeacher
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, RemoteQueue
-from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.rollouts import Rollouts
 from opdkit.engine.scheduling import make_scheduler

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 RECORD = "scratch.json"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class Scratch(msgspec.Struct, frozen=True, kw_only=True):

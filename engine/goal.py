@@ -9,12 +9,11 @@ from opdkit.protocols.config import JobSpec
 class Goal:
     """The run's target against its ledger. Every answer is derived anew; nothing is stored."""
 
-    def __init__(self, spec: JobSpec, ledger: Ledger, *, num_rows: int) -> None:
-        data, pipeline = spec.data, spec.pipeline
+    def __init__(self, spec: JobSpec, ledger: Ledger, *, num_ordinals: int | None) -> None:
+        pipeline = spec.pipeline
         self._ledger = ledger
         self._num_wanted = pipeline.num_steps * pipeline.samples_per_step
-        epoch = num_rows * data.samples_per_prompt
-        self._num_ordinals = math.inf if data.num_epochs is None else data.num_epochs * epoch
+        self._num_ordinals = math.inf if num_ordinals is None else num_ordinals
 
     def can_draw(self) -> bool:
         """Say whether to draw a sample now: one is wanted, there is one, and a slot is free."""

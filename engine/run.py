@@ -60,7 +60,7 @@ class Run:
             max_policy_lag=spec.pipeline.max_policy_lag,
             resumed=state.ledger if state else None,
         )
-        self._goal = Goal(spec, self._ledger, num_rows=len(parts.prompts))
+        self._goal = Goal(spec, self._ledger, num_ordinals=parts.prompts.num_ordinals)
         self._queue_bound = spec.pipeline.queue_samples or spec.pipeline.slots
         self._recorder = StepRecorder(
             num_steps=spec.pipeline.num_steps,

@@ -64,6 +64,7 @@ class StepRecorder:
             "step_s": elapsed_s,
             "train_s": timing.train_s,
             "batch_wait_s": timing.batch_wait_s,
+            "fetch_s": timing.fetch_s,
             "publish_wait_s": timing.publish_wait_s,
             "student_tokens_per_s": student.generated_tokens_per_s,
             "student_busy": student.busy_fraction,

@@ -179,6 +179,11 @@ class PromptSource(Protocol):
         """Number of rows in one epoch."""
         ...
 
+    @property
+    def num_ordinals(self) -> int | None:
+        """Number of samples in all epochs; None: without end."""
+        ...
+
     def row(self, ordinal: Ordinal) -> tuple[str, dict[str, object]]:
         """Return (prompt id, columns) of the row drawn at this place.
 

@@ -1,11 +1,11 @@
 # pyright: basic
 """From our configuration to vLLM's: arguments of an engine and environment of its process."""
 
-from typing import Any, Literal
+from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from opdkit.actors.hardware import native_bfloat16
+from opdkit.actors.hardware import resolve_dtype
 from opdkit.protocols.config import EngineSection, LossSection
 
 BYTES_PER_MIB = 1 << 20
@@ -49,19 +49,12 @@ def num_prompt_logprobs(loss: LossSection) -> int:
     return loss.top_k if loss.support == "top_k" else FULL_VOCABULARY
 
 
-def engine_dtype(section: EngineSection) -> Literal["float32", "bfloat16"]:
-    """Resolve ``auto`` on this machine."""
-    if section.dtype != "auto":
-        return section.dtype
-    return "bfloat16" if native_bfloat16() else "float32"
-
-
 def _arguments(section: EngineSection, **extra: Any) -> AsyncEngineArgs:
     return AsyncEngineArgs(
         model=section.model,
         # Ids go in and ids come out; the model's own end-of-sequence ids still stop it.
         skip_tokenizer_init=True,
-        dtype=engine_dtype(section),
+        dtype=resolve_dtype(section.dtype),
         max_model_len=section.max_model_len,
         max_num_seqs=section.max_num_seqs,
         max_num_batched_tokens=section.max_batch_tokens,

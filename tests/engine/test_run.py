@@ -7,7 +7,7 @@ from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.run import Run
 from opdkit.engine.run_parts import Parts, RunState
 from opdkit.engine.sample_queue import LeaseQueue
-from opdkit.engine.clocks import MonotonicClock as FakeClock
+from opdkit.engine.testing import FakeClock
 from opdkit.engine.testing_messages import planned_samples
 from opdkit.engine.testing_run import (
     FakePublisher,
@@ -39,6 +39,9 @@ def make_spec(**pipeline: object) -> JobSpec:
     )
 
 
+FIVE_TURNS = loop_turns(5)
+
+
 class Job:
     """A run of fakes, and what they saw."""
 
@@ -47,8 +50,9 @@ class Job:
         spec: JobSpec,
         *,
         num_rows: int = 1000,
+        num_epochs: int | None = None,
         held_out: int = 0,
-        pause: Pause = loop_turns(5),
+        pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
         failing_steps: tuple[int, ...] = (),
         store: MemoryStore | None = None,
@@ -69,7 +73,7 @@ class Job:
         self.sink = ListSink()
         self.queue = queues[0]
         parts = Parts(
-            prompts=ListPrompts(num_rows),
+            prompts=ListPrompts(num_rows, num_epochs=num_epochs),
             held_out=ListPrompts(held_out) if held_out else None,
             runner=self.runner,
             queue=queues[0],
@@ -125,9 +129,7 @@ def test_every_version_is_published_once_in_order(run: RunFixture) -> None:
 
 
 def test_a_run_ends_when_its_data_ends_with_a_smaller_last_batch(run: RunFixture) -> None:
-    spec = make_spec(num_steps=50)
-    spec = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, num_epochs=2))
-    job = Job(spec, num_rows=5)
+    job = Job(make_spec(num_steps=50), num_rows=5, num_epochs=2)
     run(job.run.run())
     assert [len(planned_samples(plan)) for plan in job.trainer.trained] == [4, 4, 2]
 
