@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from opdkit.protocols.config import PlacementSection
+
 MAX_MESSAGE_BYTES = 1 << 30
 """Of one Serve message: the scores of a long sequence over a full vocabulary are the largest."""
 
@@ -17,15 +19,24 @@ CLUSTER_ENVIRONMENT: Mapping[str, str] = {
 """For every process of the cluster and the driver: set before Ray is imported or started."""
 
 
-def engine_environment(*, num_threads: int) -> dict[str, str]:
-    """Return the variables of a process that holds a vLLM engine, on top of the cluster's."""
-    return {
+def engine_environment(placement: PlacementSection, *, is_eager: bool) -> dict[str, str]:
+    """Return the variables of a process that holds a vLLM engine, on top of the cluster's.
+
+    Args:
+        placement: whether it has a GPU, and how many threads.
+        is_eager: the model itself is not compiled.
+    """
+    environment = {
         # The worker in the engine's own process: half the start-up time, and no spinning.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         # More threads than cores make everything many times slower; waiting ones must not spin.
-        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_NUM_THREADS": str(placement.num_threads),
         "OMP_WAIT_POLICY": "passive",
     }
+    if is_eager and not placement.num_gpus:
+        # The sampler compiles one line of arithmetic all the same: 30 s before the first token.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment

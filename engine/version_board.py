@@ -1,4 +1,4 @@
-"""The board on which the newest weights are posted, and on which replicas prove that they serve them.
+"""The board that shows the newest weights, and on which replicas prove that they serve them.
 
 One board a job. ``publish`` posts a manifest and waits; each replica waits in ``next_manifest``,
 applies what it is given and answers with ``report_applied`` or ``report_refused``; every answer,

@@ -29,6 +29,7 @@ from opdkit.actors.vllm.checkpoint_layout import difference, layout_of_file, lay
 from opdkit.actors.weight_checksum import checksum_of
 
 logger = logging.getLogger(__name__)
+reload_logger = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 
 
 class WorkerExtension:
@@ -69,6 +70,9 @@ class WorkerExtension:
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
         model = self.model_runner.get_model()
+        # At each update it warns of layers that have no weights of their own: rotary embeddings,
+        # and an output layer that is tied. The names were checked, and the latter is seen to.
+        reload_logger.setLevel(logging.ERROR)
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(iter(tensors.items()))
