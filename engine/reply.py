@@ -60,7 +60,7 @@ class ReplySampler:
         self._tally = tally
         self._budget = budget
 
-    async def sample(self, history: array[int], *, max_tokens: int, turn: int) -> Reply:
+    async def sample(self, history: "array[int]", *, max_tokens: int, turn: int) -> Reply:
         """Continue a history by one reply.
 
         Raises:
@@ -101,7 +101,7 @@ class ReplySampler:
                 )
 
     def _request(
-        self, history: array[int], reply: Reply, max_tokens: int, part: tuple[int, int]
+        self, history: "array[int]", reply: Reply, max_tokens: int, part: tuple[int, int]
     ) -> GenerateRequest:
         settings = self._settings
         turn, resumption = part

@@ -176,11 +176,12 @@ class Rollouts:
                     begin_scoring(segment)
                 for segment in scoring.keys() - set(segments):
                     scoring[segment].cancel()  # a scheduler left it out of its outputs
-        if not segments:
+                # Awaited here, not by the group: before Python 3.13 a task that fails while the
+                # group waits leaves its parent marked as cancelled.
+                scored = [(segment, await scoring[segment]) for segment in segments]
+        if not scored:
             raise HookError("the scheduler's masks leave no token to train on")
-        return await self._hand_over(
-            task, trajectory, [(s, scoring[s].result()) for s in segments], tally, budget
-        )
+        return await self._hand_over(task, trajectory, scored, tally, budget)
 
     def _trajectory(
         self,

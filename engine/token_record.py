@@ -136,7 +136,7 @@ class TokenSequence:
         self._turns[-1] = (self._turns[-1][0], len(self.token_ids))
 
 
-def _checked_ids(token_ids: Sequence[int]) -> array[int]:
+def _checked_ids(token_ids: Sequence[int]) -> "array[int]":
     try:
         return array("i", token_ids)
     except (TypeError, OverflowError) as error:

@@ -1,14 +1,14 @@
 """Calls a scheduler's hooks: on the loop or in a thread, always under a deadline.
 
 The trajectory waits; the hook, or its deadline, wakes it. A hook in a thread cannot be stopped: at
-its deadline it is abandoned, its result dropped. The thread is a daemon of its own, not a pool's,
-so that a stuck hook neither starves the others nor keeps the process from ending.
+its deadline it is abandoned, its result dropped. The thread is its own, not a pool's, and nobody
+joins it, so that a stuck hook neither starves the others nor keeps the process from ending.
 """
 
+import _thread
 import asyncio
 import contextvars
 import inspect
-import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -84,7 +84,7 @@ class HookRunner:
             return await hook(*args)
         if getattr(hook, "__func__", None) is vars(Scheduler)[name]:
             return hook(*args)  # the defaults do not block, and need no thread
-        result = await _in_thread(hook, *args, name=name)
+        result = await _in_thread(hook, *args)
         return await result if inspect.isawaitable(result) else result
 
     def _raise_timeout(self, label: str) -> NoReturn:
@@ -143,7 +143,7 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T], *, name: str
     return task.result()
 
 
-async def _in_thread(function: Callable[..., object], *args: object, name: str) -> object:
+async def _in_thread(function: Callable[..., object], *args: object) -> object:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Outcome] = loop.create_future()
     context = contextvars.copy_context()
@@ -160,7 +160,8 @@ async def _in_thread(function: Callable[..., object], *args: object, name: str) 
         with suppress(RuntimeError):  # the loop was closed while this hook was stuck
             loop.call_soon_threadsafe(settle, outcome)
 
-    threading.Thread(target=work, name=f"hook {name}", daemon=True).start()
+    # threading.Thread.start waits until the thread runs: on a busy machine for milliseconds.
+    _thread.start_new_thread(work, ())
     return (await done).unwrap()
 
 

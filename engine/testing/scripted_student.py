@@ -56,12 +56,15 @@ class ScriptedStudent:
         self._by_session = by_session or {}
         self._num_given: defaultdict[str, int] = defaultdict(int)
         self.requests: list[GenerateRequest] = []
+        self.asked = asyncio.Event()
+        """Set by the first request."""
         self.num_open = 0
         """Streams that are neither ended nor closed."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Stream the next reply of the script, token by token, cut at ``max_tokens``."""
         self.requests.append(request)
+        self.asked.set()
         script = self._by_session.get(request.session_id, self._script)
         reply = script[self._num_given[request.session_id]]
         self._num_given[request.session_id] += 1

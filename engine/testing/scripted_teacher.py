@@ -36,12 +36,15 @@ class ScriptedTeacher:
         self._hangs = hangs
         self._num_extra_positions = num_extra_positions
         self.requests: list[ScoreRequest] = []
+        self.asked = asyncio.Event()
+        """Set by the first request."""
         self.num_open = 0
         """Calls in progress."""
 
     async def score(self, request: ScoreRequest) -> TeacherScores:
         """Answer, or do what the script says."""
         self.requests.append(request)
+        self.asked.set()
         self.num_open += 1
         try:
             await asyncio.sleep(self._delay_s)
