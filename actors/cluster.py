@@ -7,11 +7,13 @@ the run: Ray's processes die with the process that started them, whatever killed
 import math
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
+from opdkit.protocols.errors import ConfigError
 
 OBJECT_STORE_BYTES = 128 << 20
 """Only control messages and small payloads pass through Ray's object store."""
@@ -19,8 +21,17 @@ OBJECT_STORE_BYTES = 128 << 20
 
 @contextmanager
 def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
-    """Connect this process to the job's cluster; start and stop it if it is private."""
+    """Connect this process to the job's cluster; start and stop it if it is private.
+
+    Raises:
+        ConfigError: Ray was imported before a private cluster's settings could be made.
+    """
     private = spec.cluster.address is None
+    if private and "ray" in sys.modules:
+        raise ConfigError(
+            "cluster.address is none, but ray is already imported here: a private cluster's "
+            "settings must come first; import ray later, or connect and set cluster.address"
+        )
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if private else {}
     with environment({**CLUSTER_ENVIRONMENT, **secret}):
         import ray

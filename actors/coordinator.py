@@ -14,30 +14,13 @@ import ray
 
 from opdkit.actors.board_access import BoardAddress, WatchedBoard
 from opdkit.actors.launch import launch
+from opdkit.actors.run_messages import Resumption, RunOutcome
 from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.run import Run
 from opdkit.engine.run_parts import RunState
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import DeadlineExceeded
-from opdkit.protocols.messages import Message, WeightManifest
-
-
-class Resumption(Message, frozen=True, kw_only=True):
-    """Where a run goes on."""
-
-    state: bytes
-    """The engine's part of the checkpoint."""
-    trainer_path: str
-    """Folder of the trainer's part."""
-
-
-class RunOutcome(Message, frozen=True, kw_only=True):
-    """How a run ended. No error and not stopped: it reached its end."""
-
-    error: str = ""
-    """One line: the class and message of the first cause."""
-    traceback: str = ""
-    was_stopped: bool = False
+from opdkit.protocols.messages import WeightManifest
 
 
 class Coordinator(WatchedBoard):
