@@ -184,7 +184,7 @@ class SegmentShape(Message, frozen=True, kw_only=True, gc=False):
     num_supervised: int
 
 
-class SampleMeta(Message, frozen=True, kw_only=True):
+class SampleMeta(Message, frozen=True, kw_only=True, tag=True):
     """All that the coordinator sees of a sample."""
 
     sample_id: str
@@ -236,7 +236,7 @@ class RolloutTask(Message, frozen=True, kw_only=True):
     """Goes to the evaluation channel of the queue and is trained on by nobody."""
 
 
-class DeadSample(Message, frozen=True, kw_only=True):
+class DeadSample(Message, frozen=True, kw_only=True, tag=True):
     """A trajectory that ended without a sample: a line of the dead letters."""
 
     sample_id: str
