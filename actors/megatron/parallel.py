@@ -11,18 +11,6 @@ from opdkit.actors.megatron import cpu_support
 from opdkit.protocols.config import ParallelSection
 
 
-def open_store(host: str, *, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
-    """Open the meeting point of the ranks: port 0 starts it on a free port, else connect to it."""
-    return dist.TCPStore(
-        host,
-        port,
-        world_size,
-        is_master=port == 0,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-    )
-
-
 def join(
     store: dist.Store, *, rank: int, parallel: ParallelSection, seed: int, timeout_s: float
 ) -> None:

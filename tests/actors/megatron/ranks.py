@@ -78,7 +78,7 @@ def _run_rank(
 ) -> None:
     warnings.simplefilter("ignore")
     # Imported here: the parent, pytest's process, stays free of Megatron.
-    from opdkit.actors.megatron.parallel import open_store
+    from opdkit.actors.megatron.meeting_point import open_store
     from opdkit.actors.megatron.session import MegatronSession
 
     try:
@@ -93,5 +93,5 @@ def _run_rank(
         value = function(session, *arguments)
         session.close()
         pipe.send((value, None))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported to the parent, which fails the test
         pipe.send((None, f"rank {rank}:\n{traceback.format_exc()}"))
