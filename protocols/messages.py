@@ -308,6 +308,8 @@ class StepReport(Message, frozen=True, kw_only=True):
     step_s: float
     fetch_s: float
     """Time the slowest rank waited for its payloads after the step was due to begin."""
+    skipped: bool = False
+    """The loss or gradient was not finite: weights, optimizer and schedule are as before."""
 
 
 class EvaluationReport(Message, frozen=True, kw_only=True):

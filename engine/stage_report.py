@@ -1,0 +1,82 @@
+"""How busy each stage was, and which one the run waits for.
+
+Time with a request in flight does not tell who is slow: with hundreds of trajectories some request
+is always in flight. The run loop's own time does: whatever it stands still for, bounds it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from opdkit.protocols.messages import Message, SampleMeta, StageMeter
+
+
+class Stage(StrEnum):
+    """What a run can wait for."""
+
+    TRAINER = "trainer"
+    STUDENT = "student"
+    TEACHER = "teacher"
+    TRANSFER = "transfer"
+    """Payloads on their way from the queue to the ranks."""
+    PUBLISHER = "publisher"
+
+
+class StageRates(Message, frozen=True, kw_only=True):
+    """Work of a stage per second of wall time."""
+
+    busy_fraction: float
+    """Share of the time with a request in flight, summed over workers."""
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    generated_tokens_per_s: float
+
+
+class StepTiming(Message, frozen=True, kw_only=True):
+    """What the run loop did between the end of one step and the end of the next."""
+
+    batch_wait_s: float
+    """Stood still until enough samples were finished."""
+    fetch_s: float
+    """Stood still until the ranks had the payloads."""
+    train_s: float
+    """Computed."""
+    publish_wait_s: float
+    """Stood still until the version before was published."""
+
+
+def stage_rates(before: StageMeter, after: StageMeter, *, elapsed_s: float) -> StageRates:
+    """Return the rates between two readings. A meter that ran backwards was restarted from 0."""
+    if elapsed_s <= 0:
+        raise ValueError(f"elapsed_s must be above 0, got {elapsed_s}")
+    if after.num_requests < before.num_requests:
+        before = StageMeter()
+    return StageRates(
+        busy_fraction=(after.busy_s - before.busy_s) / elapsed_s,
+        requests_per_s=(after.num_requests - before.num_requests) / elapsed_s,
+        prompt_tokens_per_s=(after.num_prompt_tokens - before.num_prompt_tokens) / elapsed_s,
+        generated_tokens_per_s=(after.num_generated_tokens - before.num_generated_tokens)
+        / elapsed_s,
+    )
+
+
+def bounding_stage(timings: Iterable[StepTiming], samples: Sequence[SampleMeta]) -> Stage:
+    """Return the stage that these steps spent most of their time on, or waiting for.
+
+    A wait for samples is put down to the student or the teacher, whichever these samples spent
+    more time in. Of equals, the trainer comes first: with it busy, nothing else is in the way.
+    """
+    spent_s = dict.fromkeys(Stage, 0.0)
+    is_teacher = sum(s.score_s for s in samples) > sum(s.generate_s for s in samples)
+    for timing in timings:
+        spent_s[Stage.TRAINER] += timing.train_s
+        spent_s[Stage.TEACHER if is_teacher else Stage.STUDENT] += timing.batch_wait_s
+        spent_s[Stage.TRANSFER] += timing.fetch_s
+        spent_s[Stage.PUBLISHER] += timing.publish_wait_s
+    return max(spent_s, key=lambda stage: spent_s[stage])
+
+
+def lag_histogram(samples: Iterable[SampleMeta], *, step: int) -> dict[int, int]:
+    """Count a step's samples by lag: ``step`` minus the oldest version among their tokens."""
+    lags = Counter(step - sample.oldest_version for sample in samples)
+    return dict(sorted(lags.items()))
