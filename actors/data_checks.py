@@ -37,6 +37,7 @@ def check_data(spec: JobSpec, tokenizer: PromptTokenizer | None) -> list[Finding
         tokenizer: The student's; None if it cannot be read: lengths are then not checked.
     """
     findings: list[Finding] = []
+    epochs: list[Finding] = []
     files = {"data.train": spec.data.train, "data.held_out": spec.data.held_out}
     for field, path in files.items():
         if path is None:
@@ -49,8 +50,8 @@ def check_data(spec: JobSpec, tokenizer: PromptTokenizer | None) -> list[Finding
         counts = _count(prompts, spec, tokenizer)
         findings += _judge(field, counts, spec)
         if field == "data.train":
-            findings += _epochs(spec, counts.num_rows)
-    return findings
+            epochs += _epochs(spec, counts.num_rows)
+    return findings + epochs
 
 
 def _count(prompts: JsonlPrompts, spec: JobSpec, tokenizer: PromptTokenizer | None) -> RowCounts:

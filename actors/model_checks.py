@@ -22,8 +22,8 @@ def check_models(spec: JobSpec, student: ModelFiles, teacher: ModelFiles) -> lis
             f"both end at {_listed(student.eos_token_ids)}",
         ),
         *or_good("logits", _widths(student, teacher), _width_facts(student, teacher)),
-        *or_good("support", _support(spec, student), f"loss.support is {spec.loss.support!r}"),
-        *or_good("grid", _grid(spec, student), f"{spec.trainer.parallel.world_size} trainer ranks"),
+        *or_good("support", _support(spec, student), _support_facts(spec, same_ids)),
+        *or_good("grid", _grid(spec, student), _grid_facts(spec)),
     ]
 
 
@@ -33,6 +33,14 @@ def payload_bytes_per_position(spec: JobSpec, num_ids: int) -> int:
     if spec.loss.support == "full":
         return fixed + num_ids * FLOAT32_BYTES
     return fixed + spec.loss.top_k * (INT32_BYTES + FLOAT32_BYTES)
+
+
+def largest_batch_bytes(spec: JobSpec, num_ids: int) -> int:
+    """Return the bytes of scores of one batch in which each reply is as long as it can be."""
+    most_sampled = spec.rollout.max_new_tokens * spec.rollout.max_turns
+    positions = min(most_sampled, spec.student.max_model_len - 1)
+    samples = spec.pipeline.samples_per_step
+    return samples * positions * payload_bytes_per_position(spec, num_ids)
 
 
 def _contexts(spec: JobSpec, student: ModelFiles, teacher: ModelFiles) -> Iterator[Finding]:
@@ -130,16 +138,7 @@ def _support(spec: JobSpec, student: ModelFiles) -> Iterator[Finding]:
             "support",
             f"rollout.top_k is {spec.rollout.top_k}, but must be at most {num_ids}, the vocabulary",
         )
-    # All of a batch waits in the queue at once, and each sample may be as long as it can get.
-    positions = min(
-        spec.rollout.max_new_tokens * spec.rollout.max_turns, spec.student.max_model_len - 1
-    )
-    batch_mib = -(
-        -payload_bytes_per_position(spec, num_ids)
-        * positions
-        * spec.pipeline.samples_per_step
-        // MIB
-    )
+    batch_mib = -(-largest_batch_bytes(spec, num_ids) // MIB)
     if batch_mib > spec.pipeline.queue_mib:
         yield error(
             "support",
@@ -148,6 +147,17 @@ def _support(spec: JobSpec, student: ModelFiles) -> Iterator[Finding]:
             f"over {num_ids} ids can take {batch_mib} MiB: raise it, or lower loss.top_k, "
             "rollout.max_new_tokens or pipeline.samples_per_step",
         )
+
+
+def _support_facts(spec: JobSpec, num_ids: int) -> str:
+    tokens = f"top {spec.loss.top_k}" if spec.loss.support == "top_k" else f"all {num_ids:,} tokens"
+    size = largest_batch_bytes(spec, num_ids) / MIB
+    return f"the teacher's {tokens}, at most {size:.1f} MiB of scores a batch"
+
+
+def _grid_facts(spec: JobSpec) -> str:
+    parallel = spec.trainer.parallel
+    return f"{parallel.world_size} rank(s): data {parallel.data} x tensor {parallel.tensor}"
 
 
 def _grid(spec: JobSpec, student: ModelFiles) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ def check_resume(saved: JobSpec, wanted: JobSpec) -> None:
     Raises:
         ConfigError: naming the first field that may not change, and both values.
     """
-    before, after = _leaves(msgspec.to_builtins(saved)), _leaves(msgspec.to_builtins(wanted))
+    before, after = leaves_of(msgspec.to_builtins(saved)), leaves_of(msgspec.to_builtins(wanted))
     for path in [*before, *(path for path in after if path not in before)]:
         if before.get(path) != after.get(path) and not may_change(path):
             raise ConfigError(
@@ -65,7 +65,8 @@ def may_change(path: str) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in CHANGEABLE)
 
 
-def _leaves(values: Any, path: str = "") -> dict[str, Any]:
+def leaves_of(values: Any, path: str = "") -> dict[str, Any]:
+    """Return the values of a tree that hold no others, by their paths (``teachers[0].model``)."""
     if isinstance(values, dict) and values:
         parts = {f"{path}.{key}" if path else str(key): item for key, item in values.items()}
     elif isinstance(values, list | tuple) and values and isinstance(values[0], dict):
@@ -74,5 +75,5 @@ def _leaves(values: Any, path: str = "") -> dict[str, Any]:
         return {path: values}
     leaves: dict[str, Any] = {}
     for here, item in parts.items():
-        leaves.update(_leaves(item, here))
+        leaves.update(leaves_of(item, here))
     return leaves

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from opdkit.actors.durable_files import write_durably
@@ -14,6 +13,8 @@ from opdkit.actors.metric_sinks import read_metrics
 from opdkit.actors.progress import duration
 from opdkit.actors.run_files import RunDirectory
 from opdkit.protocols.messages import EvaluationReport
+
+NAME_WIDTH = 21
 
 Status = Literal["completed", "failed", "cancelled"]
 
@@ -106,11 +107,10 @@ def read_summary(path: pathlib.Path) -> RunSummary:
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
-    """Print the page for people."""
-    facts = Table.grid(padding=(0, 2))
-    for name, value in _facts(summary):
-        facts.add_row(Text(name, style="dim"), value)
-    console.print(Group(_headline(summary), facts, Text(f"next: {summary.next_command}")))
+    """Print the page for people; lines are not wrapped, so that paths can be copied."""
+    console.print(_headline(summary), soft_wrap=True)
+    for name, value in [*_facts(summary), ("next", summary.next_command)]:
+        console.print(Text.assemble((f"{name:{NAME_WIDTH}}", "dim"), value), soft_wrap=True)
 
 
 def _title(summary: RunSummary) -> str:
@@ -139,7 +139,7 @@ def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
         stage, share = summary.bound
         yield (
             "bound by",
-            f"{stage}: {share:.0%} of the time, the run waited for it or computed in it",
+            f"{stage}: {share:.0%} of the time was spent in it or waiting for it",
         )
     yield (
         "samples",

@@ -1,8 +1,6 @@
 """Which fields may change when a run is continued."""
 
 import pathlib
-from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +9,7 @@ from opdkit.actors.resume_rules import (
     CHANGEABLE,
     CHANGEABLE_ENGINE_FIELDS,
     check_resume,
+    leaves_of,
     may_change,
 )
 from opdkit.protocols.config_decoding import apply_overrides, decode_job
@@ -20,28 +19,21 @@ from tests.protocols.jobs import job_values
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "run_directory.md"
 
 
-def _paths(values: Any, path: str = "") -> Iterator[str]:
-    yield path
-    if isinstance(values, dict):
-        for key, item in values.items():
-            yield from _paths(item, f"{path}.{key}".lstrip("."))
-    elif isinstance(values, list):
-        for index, item in enumerate(values):
-            yield from _paths(item, f"{path}[{index}]")
-
-
-ALL_PATHS = set(_paths(msgspec.to_builtins(decode_job(job_values()), builtin_types=(list,))))
+def _paths() -> set[str]:
+    """Return the paths of all fields and of all sections."""
+    parts = [path.split(".") for path in leaves_of(msgspec.to_builtins(decode_job(job_values())))]
+    return {".".join(path[:length]) for path in parts for length in range(1, len(path) + 1)}
 
 
 @pytest.mark.parametrize("name", CHANGEABLE)
 def test_a_rule_is_of_a_field_that_exists_and_is_documented(name: str) -> None:
-    assert name in ALL_PATHS
+    assert name in _paths()
     assert f"`{name}`" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", CHANGEABLE_ENGINE_FIELDS)
 def test_a_rule_of_the_engines_is_of_a_field_that_exists_and_is_documented(name: str) -> None:
-    assert f"student.{name}" in ALL_PATHS
+    assert f"student.{name}" in _paths()
     assert f"`{name}`" in PAGE.read_text()
 
 

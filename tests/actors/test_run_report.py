@@ -62,7 +62,7 @@ SUMMARY = RunSummary(
 
 def _page(summary: RunSummary) -> str:
     stream = io.StringIO()
-    print_summary(summary, Console(file=stream, width=120))
+    print_summary(summary, Console(file=stream, width=40))
     return stream.getvalue()
 
 
@@ -81,7 +81,7 @@ def test_the_page_tells_what_came_of_the_run() -> None:
         "12,000 sampled, 11,000 trained on, 300 dead",
         "runs/tiny/checkpoints/step-000030",
         "runs/tiny/divergence.png",
-        "next: vllm serve runs/tiny/export",
+        "next                 vllm serve runs/tiny/export",
     ):
         assert part in page
     assert "missing" not in page
@@ -91,7 +91,7 @@ def test_the_page_tells_what_came_of_the_run() -> None:
 def test_a_failed_run_tells_why_and_how_to_go_on() -> None:
     page = _page(_changed(status="failed", cause="rank 0 was killed (signal 9)", after=None))
     assert "tiny failed after 30 steps, 3 min 05 s: rank 0 was killed (signal 9)" in page
-    assert "next: opdkit run runs/tiny/job.yaml" in page
+    assert "next                 opdkit run runs/tiny/job.yaml\n" in page
     assert "reverse KL" not in page
 
 
