@@ -70,11 +70,15 @@ class RemoteBoard:
 
     async def current_manifest(self) -> WeightManifest | None:
         """Return what is posted."""
-        return await self._call("current_manifest")
+        manifest: WeightManifest | None = await self._call("current_manifest")
+        return manifest
 
     async def next_manifest(self, replica_id: ReplicaId) -> WeightManifest | None:
         """Wait for news, or for ``LONG_POLL_S``."""
-        return await self._call("next_manifest", replica_id, deadline_s=LONG_POLL_S)
+        manifest: WeightManifest | None = await self._call(
+            "next_manifest", replica_id, deadline_s=LONG_POLL_S
+        )
+        return manifest
 
     async def report_applied(
         self, replica_id: ReplicaId, version: PolicyVersion, checksum: str

@@ -8,10 +8,10 @@ call that Serve turned away must be sent again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Never
 
-import grpc
+import grpc  # type: ignore[import-untyped]  # publishes no types
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import (
@@ -45,7 +45,9 @@ async def call(send: Callable[[], Any], *, name: str, deadline_s: float) -> Any:
     return await _by(deadline, _admitted(lambda: _result(send(), name)), name, deadline_s)
 
 
-async def stream(send: Callable[[], Any], *, name: str, deadline_s: float) -> AsyncIterator[Any]:
+async def stream(
+    send: Callable[[], Any], *, name: str, deadline_s: float
+) -> AsyncGenerator[Any, None]:
     """Make one streaming Serve call and yield its items.
 
     However the caller leaves (``aclose``, cancellation, an exception), the other side is told to

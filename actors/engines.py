@@ -1,7 +1,7 @@
 # pyright: basic
 """The student's and the teacher's engines as the engine's roles, over Ray Serve handles."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -32,7 +32,7 @@ class ServeStudent:
         self._generate_s = generate_s
         self._control_s = control_s
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the reply from the replica that served this session before, if it can.
 
         Raises:

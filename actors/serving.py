@@ -13,7 +13,6 @@ from typing import Any
 
 from ray import serve
 from ray.serve._private.common import DeploymentID
-from ray.serve.config import RequestRouterConfig
 from ray.serve.context import _get_global_client
 
 from opdkit.actors.board_access import BoardAddress
@@ -112,10 +111,10 @@ async def handle_of(job: str, role: str) -> Any:
 
 async def set_replicas(job: str, role: str, num_replicas: int, *, deadline_s: float) -> None:
     """Ask for another number of replicas; those that stay go on undisturbed."""
-    controller = _get_global_client()._controller
+    client = await asyncio.to_thread(_client)
     deployment = DeploymentID(name=role, app_name=application_name(job, role))
     await call(
-        lambda: controller.update_deployment_replicas.remote(deployment, num_replicas),
+        lambda: client._controller.update_deployment_replicas.remote(deployment, num_replicas),
         name=f"resize {deployment}",
         deadline_s=deadline_s,
     )
@@ -124,7 +123,11 @@ async def set_replicas(job: str, role: str, num_replicas: int, *, deadline_s: fl
 async def remove(job: str, roles: Sequence[str]) -> None:
     """Take parts down and wait until their replicas are gone. Unknown ones are ignored."""
     names = [application_name(job, role) for role in roles]
-    await asyncio.to_thread(lambda: _get_global_client().delete_apps(names, blocking=True))
+    await asyncio.to_thread(lambda: _client().delete_apps(names, blocking=True))
+
+
+def _client() -> Any:
+    return _get_global_client()
 
 
 def _run(job: str, parts: Sequence[Part]) -> None:
@@ -148,7 +151,7 @@ def _run(job: str, parts: Sequence[Part]) -> None:
 def _deployment(part: Part) -> Any:
     options: dict[str, Any] = {}
     if part.is_sticky:
-        options["request_router_config"] = RequestRouterConfig(request_router_class=STICKY_ROUTER)
+        options["request_router_config"] = {"request_router_class": STICKY_ROUTER}
     return serve.deployment(
         part.replica_class,
         name=part.role,

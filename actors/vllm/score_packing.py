@@ -89,7 +89,8 @@ def tail_mass(logprobs: Floats) -> Floats:
     finite_peak = np.where(np.isfinite(peak), peak, 0.0)
     with np.errstate(divide="ignore"):  # a row of zero probabilities: log 0 is the right answer
         log_total = finite_peak + np.log(np.exp(wide - finite_peak[:, None]).sum(axis=1))
-    return np.clip(-np.expm1(log_total), 0.0, 1.0).astype(np.float32)
+    tail: Floats = np.clip(-np.expm1(log_total), 0.0, 1.0).astype(np.float32)
+    return tail
 
 
 def _check_alignment(sample_id: str, sent: Ids, prompt: PromptLogprobs) -> None:
@@ -125,7 +126,8 @@ def _in_id_order(token_ids: Ids, logprobs: Floats, vocab_size: int) -> Floats:
         return ordered
     kept = ordered[:, :vocab_size]
     padding = np.exp(ordered[:, vocab_size:].astype(np.float64)).sum(axis=1)
-    return (kept - np.log1p(-padding)[:, None]).astype(np.float32)
+    renormalised: Floats = (kept - np.log1p(-padding)[:, None]).astype(np.float32)
+    return renormalised
 
 
 def _within_vocabulary(token_ids: Ids, logprobs: Floats, vocab_size: int) -> tuple[Ids, Floats]:

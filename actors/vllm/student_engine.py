@@ -15,15 +15,17 @@ The order of an update, and what it keeps true:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import count
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 from vllm import RequestOutput, SamplingParams
 from vllm.inputs.engine import tokens_input
+from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -31,12 +33,8 @@ from opdkit.actors.vllm.engine_process import engine_errors, start_engine
 from opdkit.actors.vllm.engine_settings import student_arguments
 from opdkit.actors.vllm.stage_clock import StageClock
 from opdkit.actors.vllm.student_stats import StudentStats
-from opdkit.actors.vllm.token_chunks import (
-    VersionStarts,
-    ids_from_bytes,
-    sampling_params,
-    token_chunk,
-)
+from opdkit.actors.vllm.token_chunks import ids_from_bytes, sampling_params, token_chunk
+from opdkit.actors.vllm.version_spans import VersionStarts
 from opdkit.protocols.config import EngineSection
 from opdkit.protocols.errors import GenerationError, PromptError, WeightUpdateError
 from opdkit.protocols.messages import GenerateRequest, TokenChunk, WeightManifest
@@ -72,7 +70,7 @@ class StudentEngine:
         """The weights that are served; None: none were applied yet."""
         return self._served
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the reply. Closing or cancelling the iterator frees the engine's request.
 
         Raises:
@@ -122,7 +120,7 @@ class StudentEngine:
         self._last_update_s = perf_counter() - began_s
         return checksum
 
-    async def probe(self, token_ids: Sequence[int]) -> np.ndarray:
+    async def probe(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Return [T-1] float32: log-probability of each id but the first, at temperature 1."""
         params = SamplingParams(
             max_tokens=1,
@@ -132,11 +130,12 @@ class StudentEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = tokens_input(list(token_ids))
-        logprobs: list[float] = []
+        outputs = self._engine.generate(prompt, params, self._next_id("probe"))
         with engine_errors("probe"):
-            async for output in self._engine.generate(prompt, params, self._next_id("probe")):
-                logprobs = output.prompt_logprobs.logprobs
-        return np.asarray(logprobs, np.float32)
+            async with aclosing(outputs):
+                flat = (await anext(outputs)).prompt_logprobs
+        assert isinstance(flat, FlatLogprobs), "asked for with flat_logprobs"
+        return np.asarray(flat.logprobs, np.float32)
 
     async def check_health(self) -> None:
         """Do nothing while the engine lives.
@@ -164,7 +163,7 @@ class StudentEngine:
 
     async def _attempt(
         self, request_id: str, prompt: list[int], params: SamplingParams
-    ) -> AsyncIterator[TokenChunk | None]:
+    ) -> AsyncGenerator[TokenChunk | None, None]:
         """Yield the chunks of one engine request; None: an update took it back, submit again."""
         engine_id = self._next_id(request_id)
         tokens = tokens_input(prompt, cache_salt=self._salt())
@@ -213,7 +212,8 @@ class StudentEngine:
         if "refusal" in answer:
             raise WeightUpdateError(answer["refusal"])
         await self._engine.update_weight_version(str(manifest.policy_version))
-        return answer["checksum"]
+        checksum: str = answer["checksum"]
+        return checksum
 
     async def _take_back_unstarted(self) -> None:
         self._taken_back |= self._unstarted

@@ -3,7 +3,7 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,9 @@ class StudentReplica:
     first publication it accepts requests, which wait for it.
     """
 
-    async def __init__(self, section: StudentSection, *, seed: int, board: BoardAddress) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, section: StudentSection, *, seed: int, board: BoardAddress
+    ) -> None:
         replica_id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
         engine_class = await asyncio.to_thread(_engine_class)
         self._engine = await engine_class.start(section, seed=seed)
@@ -41,7 +43,7 @@ class StudentReplica:
         background = await asyncio.TaskGroup().__aenter__()
         self._following = background.create_task(follower.run(), name="follow-weights")
 
-    async def generate(self, request: bytes) -> AsyncIterator[bytes]:
+    async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
         """Stream a reply: ``GenerateRequest`` in, ``TokenChunk`` out, both as MessagePack.
 
         Raises:
@@ -80,4 +82,6 @@ class StudentReplica:
 
 def _engine_class() -> "type[StudentEngine]":
     # Importing vLLM takes seconds and half a gigabyte; whoever only deploys must not pay them.
-    return importlib.import_module("opdkit.actors.vllm.student_engine").StudentEngine
+    module = importlib.import_module("opdkit.actors.vllm.student_engine")
+    engine_class: type[StudentEngine] = module.StudentEngine
+    return engine_class

@@ -142,9 +142,10 @@ class TeacherEngine:
         except BaseException:
             await self._engine.abort(collector.request_id, internal=True)
             raise
-        if not isinstance(output.prompt_logprobs, LogprobsTensors):
+        tensors: object = getattr(output, "prompt_logprobs", None)
+        if not isinstance(tensors, LogprobsTensors):
             raise ReplicaLost(f"sample {sample_id}: the engine gave up the request")
-        return output.prompt_logprobs
+        return tensors
 
     def _check_length(self, sample_id: str, num_tokens: int) -> None:
         longest = self._section.max_model_len - 1

@@ -19,7 +19,7 @@ REQUEST_DECODER = msgspec.msgpack.Decoder(ScoreRequest)
 class TeacherReplica:
     """One replica; wrapped with ``serve.deployment`` in ``actors.serving``."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, section: TeacherSection, *, loss: LossSection, vocab_size: int
     ) -> None:
         engine_class = await asyncio.to_thread(_engine_class)
@@ -54,4 +54,6 @@ class TeacherReplica:
 
 def _engine_class() -> "type[TeacherEngine]":
     # Importing vLLM takes seconds and half a gigabyte; whoever only deploys must not pay them.
-    return importlib.import_module("opdkit.actors.vllm.teacher_engine").TeacherEngine
+    module = importlib.import_module("opdkit.actors.vllm.teacher_engine")
+    engine_class: type[TeacherEngine] = module.TeacherEngine
+    return engine_class

@@ -1,26 +1,23 @@
 # pyright: basic
 """Between our messages and vLLM's: sampling parameters in, chunks of tokens out."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from vllm import CompletionOutput, SamplingParams
+from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 
+from opdkit.actors.vllm.version_spans import VersionStarts, spans_between
 from opdkit.protocols.errors import GenerationError
-from opdkit.protocols.ids import PolicyVersion
-from opdkit.protocols.messages import GenerateRequest, TokenChunk, VersionSpan
+from opdkit.protocols.messages import GenerateRequest, TokenChunk
 
 STREAM_INTERVAL_TOKENS = 16
 """Tokens between two chunks of one reply, after the first token: each chunk costs one message."""
 
-VersionStarts = Sequence[tuple[str, int]]
-"""(weight version, index of the first token of the reply that came from it), in order."""
-
 
 def ids_from_bytes(data: bytes) -> list[int]:
     """Return int32 ids as the list that vLLM wants."""
-    return np.frombuffer(data, "<i4").tolist()
+    token_ids: list[int] = np.frombuffer(data, "<i4").tolist()
+    return token_ids
 
 
 def sampling_params(request: GenerateRequest, *, max_tokens: int) -> SamplingParams:
@@ -52,7 +49,8 @@ def token_chunk(completion: CompletionOutput, *, first: int, starts: VersionStar
         GenerationError: the engine gave other than one log-probability a token.
     """
     token_ids = np.asarray(completion.token_ids, "<i4")
-    logprobs = np.asarray(completion.logprobs.logprobs if completion.logprobs else (), "<f4")
+    flat = completion.logprobs
+    logprobs = np.asarray(flat.logprobs if isinstance(flat, FlatLogprobs) else (), "<f4")
     if len(logprobs) != len(token_ids):
         raise GenerationError(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
     return TokenChunk(
@@ -61,16 +59,3 @@ def token_chunk(completion: CompletionOutput, *, first: int, starts: VersionStar
         spans=spans_between(starts, first, first + len(token_ids)),
         finish_reason=completion.finish_reason,
     )
-
-
-def spans_between(starts: VersionStarts, first: int, end: int) -> tuple[VersionSpan, ...]:
-    """Cut the versions of a reply down to its tokens ``first`` … ``end - 1``."""
-    spans: list[VersionSpan] = []
-    for index, (version, start) in enumerate(starts):
-        next_start = starts[index + 1][1] if index + 1 < len(starts) else end
-        num_tokens = min(next_start, end) - max(start, first)
-        if num_tokens > 0:
-            spans.append(
-                VersionSpan(policy_version=PolicyVersion(int(version)), num_tokens=num_tokens)
-            )
-    return tuple(spans)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
 import torch
@@ -19,10 +19,17 @@ import torch
 from opdkit.actors.board_access import BoardAddress, WatchedBoard
 from opdkit.actors.calls import call
 from opdkit.actors.engines import ServeStudent, ServeTeacher
-from opdkit.actors.serving import STUDENT, TEACHER, deploy, remove, student_part, teacher_part
+from opdkit.actors.serving import (
+    STUDENT,
+    TEACHER,
+    deploy,
+    remove,
+    student_part,
+    teacher_part,
+)
 from opdkit.protocols.config import LossSection, PlacementSection, StudentSection, TeacherSection
 from opdkit.protocols.errors import PromptError, ReplicaLost, TeacherAlignmentError
-from opdkit.protocols.messages import GenerateRequest, ScoreRequest, VersionSpan, WeightManifest
+from opdkit.protocols.messages import ScoreRequest, WeightManifest
 from tests.actors.conftest import NAMESPACE, RunReal
 from tests.actors.micro_model import (
     VOCAB_SIZE,
@@ -31,20 +38,19 @@ from tests.actors.micro_model import (
     publishable,
     random_model,
 )
+from tests.actors.vllm.replies import TOLERANCE, Reply, collect, request, sampled_logprobs
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 JOB = "serving-test"
 BOARD = "serving-test-board"
 TOP_K = 8
-PROMPT = list(range(40, 60))
-PLACEMENT = PlacementSection(num_cpus=0.5)
-TOLERANCE = 1e-4
-"""Nats; float32 against float32 by another order of summation."""
 
 
 @dataclass
 class Served:
+    """One job's deployments."""
+
     student: ServeStudent
     teacher: ServeTeacher
     board: Any
@@ -60,24 +66,23 @@ def served(
     folder = tmp_path_factory.mktemp("serving")
     model = make_micro_model(folder / "model", seed=0, tied=False)
     board = ray.remote(WatchedBoard).options(name=BOARD, num_cpus=0).remote()
+    size: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "kv_cache_mib": 32,
+        "placement": PlacementSection(num_cpus=0.5),
+    }
+    student = StudentSection(max_model_len=512, **size)
+    teacher = TeacherSection(max_model_len=513, **size)
 
     async def start() -> Served:
-        size = {
-            "model": str(folder / "model"),
-            "dtype": "float32",
-            "max_num_seqs": 8,
-            "kv_cache_mib": 32,
-            "placement": PLACEMENT,
-        }
         address = BoardAddress(actor_name=BOARD, namespace=NAMESPACE, control_s=30)
-        student = StudentSection(max_model_len=512, **size)
-        teacher = TeacherSection(max_model_len=513, **size)
-        loss = LossSection(top_k=TOP_K)
         handles = await deploy(
             JOB,
             [
                 student_part(student, seed=0, board=address),
-                teacher_part(teacher, loss=loss, vocab_size=VOCAB_SIZE),
+                teacher_part(teacher, loss=LossSection(top_k=TOP_K), vocab_size=VOCAB_SIZE),
             ],
             deadline_s=240,
         )
@@ -88,80 +93,34 @@ def served(
             folder=folder,
             model=model,
         )
-        await _publish(result, model, version=0)
+        await publish(result, model, version=0)
         return result
 
     yield run_real(start())
     run_real(remove(JOB, [STUDENT, TEACHER]))
 
 
-async def _publish(served: Served, model: Any, *, version: int) -> WeightManifest:
+async def publish(served: Served, model: Any, *, version: int) -> WeightManifest:
     manifest = publishable(model, served.folder / f"v{version}.safetensors", version=version)
     await call(lambda: served.board.publish.remote(manifest), name="publish", deadline_s=60)
     return manifest
-
-
-def _request(name: str, *, max_tokens: int = 24, temperature: float = 1.0) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=name,
-        session_id=name,
-        token_ids=np.asarray(PROMPT, "<i4").tobytes(),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=1.0,
-        top_k=-1,
-        seed=7,
-    )
-
-
-@dataclass
-class Reply:
-    token_ids: list[int]
-    logprobs: np.ndarray
-    spans: list[VersionSpan]
-    finish_reason: str | None
-
-
-async def _reply(student: ServeStudent, request: GenerateRequest) -> Reply:
-    async with aclosing(student.generate(request)) as stream:
-        chunks = [chunk async for chunk in stream]
-    return Reply(
-        token_ids=[i for c in chunks for i in np.frombuffer(c.token_ids, "<i4").tolist()],
-        logprobs=np.concatenate([np.frombuffer(c.logprobs, "<f4") for c in chunks]),
-        spans=[span for c in chunks for span in c.spans],
-        finish_reason=chunks[-1].finish_reason,
-    )
-
-
-def _expected(model: Any, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
-    rows = logprobs_of(model, PROMPT + token_ids, temperature=temperature)
-    first = len(PROMPT) - 1
-    return rows[torch.arange(first, first + len(token_ids)), torch.tensor(token_ids)].numpy()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_reply_carries_the_logprobs_it_was_sampled_with(
     served: Served, run_real: RunReal, temperature: float
 ) -> None:
-    reply = run_real(_reply(served.student, _request("reply", temperature=temperature)))
-    expected = _expected(served.model, reply.token_ids, temperature)
+    stream = served.student.generate(request("reply", temperature=temperature))
+    reply = run_real(collect(stream))
+    expected = sampled_logprobs(served.model, reply.token_ids, temperature=temperature)
     np.testing.assert_allclose(reply.logprobs, expected, atol=TOLERANCE)
     assert {span.policy_version for span in reply.spans} == {0}
 
 
 def test_a_history_without_room_is_refused_by_name(served: Served, run_real: RunReal) -> None:
-    request = GenerateRequest(
-        request_id="long",
-        session_id="long",
-        token_ids=np.zeros(512, "<i4").tobytes(),
-        max_tokens=4,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=-1,
-        seed=None,
-    )
+    stream = served.student.generate(request("long", prompt=[5] * 512))
     with pytest.raises(PromptError, match="512") as caught:
-        run_real(_reply(served.student, request))
+        run_real(collect(stream))
     assert type(caught.value) is PromptError
 
 
@@ -193,22 +152,21 @@ def test_the_teacher_scores_only_what_is_supervised(served: Served, run_real: Ru
 def test_positions_outside_the_sequence_are_refused_by_name(
     served: Served, run_real: RunReal
 ) -> None:
-    request = ScoreRequest(
+    outside = ScoreRequest(
         sample_id="outside",
         token_ids=np.asarray([1, 2, 3], "<i4").tobytes(),
         positions=np.asarray([3], "<i4").tobytes(),
     )
     with pytest.raises(TeacherAlignmentError, match="outside"):
-        run_real(served.teacher.score(request))
+        run_real(served.teacher.score(outside))
 
 
 def test_leaving_a_stream_frees_the_engines_request(served: Served, run_real: RunReal) -> None:
     async def leave_early() -> int:
-        async with aclosing(served.student.generate(_request("left", max_tokens=480))) as stream:
-            async for _ in stream:
-                break
-        # Both go the same way in order, so this one is answered after the cancellation arrived.
-        await _reply(served.student, _request("left", max_tokens=1))
+        async with aclosing(served.student.generate(request("left", max_tokens=480))) as stream:
+            await anext(stream)
+        # It runs beside the one that was left, unless that one is gone: 8 tokens take a while.
+        await collect(served.student.generate(request("left", max_tokens=8)))
         [stats] = await served.student.stats()
         return stats.num_unfinished
 
@@ -219,19 +177,24 @@ def test_new_weights_reach_sequences_in_flight(served: Served, run_real: RunReal
     newer = random_model(served.model.config, seed=1)
 
     async def update_in_flight() -> list[Reply]:
+        manifest = publishable(newer, served.folder / "v1.safetensors", version=1)
+        streams = [
+            served.student.generate(request(f"flight-{n}", max_tokens=480)) for n in range(8)
+        ]
+        for stream in streams:
+            await anext(stream)
         async with asyncio.TaskGroup() as group:
-            replies = [
-                group.create_task(_reply(served.student, _request(f"flight-{n}", max_tokens=300)))
-                for n in range(8)
-            ]
-            await _publish(served, newer, version=1)
+            replies = [group.create_task(collect(stream)) for stream in streams]
+            await call(lambda: served.board.publish.remote(manifest), name="publish", deadline_s=60)
         return [reply.result() for reply in replies]
 
     replies = run_real(update_in_flight())
-    assert [len(reply.token_ids) for reply in replies] == [300] * 8
-    assert all(reply.spans[-1].policy_version == 1 for reply in replies)
-    after = run_real(_reply(served.student, _request("after")))
-    np.testing.assert_allclose(after.logprobs, _expected(newer, after.token_ids), atol=TOLERANCE)
+    for reply in replies:
+        assert 1 + len(reply.token_ids) == 480
+        assert {span.policy_version for span in reply.spans} == {0, 1}
+    after = run_real(collect(served.student.generate(request("after"))))
+    expected = sampled_logprobs(newer, after.token_ids)
+    np.testing.assert_allclose(after.logprobs, expected, atol=TOLERANCE)
     assert {span.policy_version for span in after.spans} == {1}
 
 
@@ -241,31 +204,32 @@ def test_a_killed_replica_is_replaced_by_one_on_the_current_weights(
     newer = random_model(served.model.config, seed=2)
 
     async def kill_in_flight() -> tuple[list[psutil.Process], Reply]:
-        stream = served.student.generate(_request("killed", max_tokens=480))
-        async with aclosing(stream):
+        async with aclosing(served.student.generate(request("killed", max_tokens=480))) as stream:
             await anext(stream)
-            family = _replica_processes()
+            family = replica_processes()
             os.kill(family[0].pid, signal.SIGKILL)
             with pytest.raises(ReplicaLost):
                 async for _ in stream:
                     pass
         # The board has heard of the death and does not wait for the dead.
-        await _publish(served, newer, version=2)
-        return family, await _reply(served.student, _request("replaced"))
+        await publish(served, newer, version=2)
+        return family, await collect(served.student.generate(request("replaced")))
 
     family, reply = run_real(kill_in_flight())
     _, alive = psutil.wait_procs(family, timeout=20)
+    assert len(family) > 1, "the engine's process was not found"
     assert not alive
-    np.testing.assert_allclose(reply.logprobs, _expected(newer, reply.token_ids), atol=TOLERANCE)
+    expected = sampled_logprobs(newer, reply.token_ids)
+    np.testing.assert_allclose(reply.logprobs, expected, atol=TOLERANCE)
     assert {span.policy_version for span in reply.spans} == {2}
 
 
-def _replica_processes() -> list[psutil.Process]:
-    """Return the student's replica and, after it, the processes it started."""
+def replica_processes() -> list[psutil.Process]:
+    """Return the student's replica and, after it, the processes that it started."""
+    title = f"ServeReplica:{JOB}-{STUDENT}:{STUDENT}"
     [replica] = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "ServeReplica" in process.name() or "ServeReplica" in " ".join(process.cmdline()[:1])
-        if STUDENT in " ".join(process.cmdline())
+        if title in " ".join(process.cmdline())
     ]
     return [replica, *replica.children(recursive=True)]
