@@ -1,8 +1,9 @@
 """How late the event loop runs what is due: the sign of something that blocks it."""
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 INTERVAL_S = 0.05
@@ -20,7 +21,7 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> Generator[None]:
         """Measure meanwhile; the last one to leave stops the timer."""
         self._num_watching += 1
         if self._timer is None:
@@ -36,7 +37,7 @@ class LoopLag:
     def p99_s(self) -> float:
         """Return the lag that one measurement in a hundred exceeds, in seconds."""
         ordered = sorted(self._lags_s)
-        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+        return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 
     def _set_timer(self) -> None:
         loop = asyncio.get_running_loop()

@@ -8,9 +8,9 @@ is scored as soon as it is final, while later turns are still being sampled.
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from opdkit.engine.infrastructure_budget import (
     FIRST_DELAY_S,
@@ -296,7 +296,7 @@ class Rollouts:
 
 
 @contextmanager
-def _one_error() -> Iterator[None]:
+def _one_error() -> Generator[None]:
     """Raise what went wrong in a task group as itself: the gravest of its errors."""
     try:
         yield
@@ -309,9 +309,10 @@ def _one_error() -> Iterator[None]:
         raise gravest from gravest.__cause__
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            # isinstance cannot tell of what the group is.
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
+        else:
+            yield error

@@ -1,6 +1,6 @@
 """How busy a stage is: the time during which at least one of its requests is in flight."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from opdkit.protocols.messages import StageMeter
@@ -22,7 +22,7 @@ class StageWatch:
         """Requests that ended well."""
 
     @contextmanager
-    def request(self, *, num_prompt_tokens: int) -> Iterator[None]:
+    def request(self, *, num_prompt_tokens: int) -> Generator[None]:
         """Cover one request."""
         self._num_requests += 1
         self._num_prompt_tokens += num_prompt_tokens

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
+import msgspec
+
 from opdkit.protocols.errors import PromptError
 from opdkit.protocols.messages import Segment, VersionSpan
 
@@ -27,13 +29,13 @@ class RolloutRequest:
     """A conversation in progress. Hooks may change it in place."""
 
     messages: list[ChatMessage]
-    data_dict: dict[str, Any] = field(default_factory=dict)
+    data_dict: dict[str, Any] = field(default_factory=dict[str, Any])
     """All columns of the dataset row."""
     uuid: str = field(default_factory=lambda: uuid4().hex)
     """Of this attempt at this trajectory; the same over all its turns."""
-    tools: list[Any] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list[Any])
     """Tool descriptions for the chat template."""
-    infos: dict[str, Any] = field(default_factory=dict)
+    infos: dict[str, Any] = field(default_factory=dict[str, Any])
     """``rollout_infos`` merged so far."""
 
     @classmethod
@@ -44,14 +46,11 @@ class RolloutRequest:
             PromptError: ``messages`` is no list of messages, or holds nothing but a response.
         """
         columns = copy.deepcopy(dict(row))
-        messages = columns.get("messages")
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
-            raise PromptError(f"messages must be a list of objects with a role, got {messages!r}")
-        prompt = list(messages)
+        prompt = _checked_messages(columns.get("messages"))
         while prompt and prompt[-1]["role"] == "assistant":
             prompt.pop()
         if not prompt:
-            raise PromptError(f"messages hold no prompt before the response: {messages!r}")
+            raise PromptError(f"messages hold no prompt: {columns['messages']!r}")
         return cls(messages=prompt, data_dict=columns, tools=list(columns.get("tools") or ()))
 
     def copy(self) -> "RolloutRequest":
@@ -59,8 +58,15 @@ class RolloutRequest:
         return copy.deepcopy(self)
 
 
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str)
+def _checked_messages(value: object) -> list[ChatMessage]:
+    try:
+        messages = msgspec.convert(value, list[ChatMessage])
+    except msgspec.ValidationError as error:
+        raise PromptError(f"messages: {error}") from None
+    for index, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise PromptError(f"messages[{index}] has no role that is a text: {message!r}")
+    return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +136,15 @@ class RolloutConfig(Protocol):
 
 
 class Scheduler:
-    """The hooks, with what happens if they are not overridden."""
+    """The hooks, with what happens if they are not overridden.
+
+    Arguments come by position: an override may name them as it likes.
+    """
 
     max_turns: int | None = None
     """This scheduler's own limit; None: only ``rollout.max_turns`` binds."""
 
-    def on_trajectory_start(self, requests: list[RolloutRequest]) -> MaybeAsync[None]:
+    def on_trajectory_start(self, requests: list[RolloutRequest], /) -> MaybeAsync[None]:
         """Prepare a trajectory, before its first generation.
 
         Args:
@@ -144,7 +153,7 @@ class Scheduler:
         return None
 
     def on_turn_end(
-        self, request: RolloutRequest, choice: Choice, turn: int
+        self, request: RolloutRequest, choice: Choice, turn: int, /
     ) -> MaybeAsync[Mapping[str, Any] | None]:
         """Look at a reply whose text is already the last message.
 
@@ -155,7 +164,7 @@ class Scheduler:
         return None
 
     def check_finished(
-        self, request: RolloutRequest, choice: Choice, turn: int
+        self, request: RolloutRequest, choice: Choice, turn: int, /
     ) -> MaybeAsync[bool]:
         """Decide whether the trajectory ends, where ``on_turn_end`` did not.
 
@@ -169,7 +178,7 @@ class Scheduler:
         )
 
     def step(
-        self, request: RolloutRequest, choice: Choice, turn: int
+        self, request: RolloutRequest, choice: Choice, turn: int, /
     ) -> MaybeAsync[Mapping[str, Any]]:
         """Prepare the next turn; called only if there is one.
 
@@ -182,7 +191,7 @@ class Scheduler:
         raise NotImplementedError(f"{type(self).__name__} has no step for a second turn")
 
     async def run(
-        self, request: RolloutRequest, config: RolloutConfig
+        self, request: RolloutRequest, config: RolloutConfig, /
     ) -> RolloutOutput | Sequence[RolloutOutput]:
         """Run the trajectory from after its start to before its end.
 
@@ -196,6 +205,7 @@ class Scheduler:
         self,
         output: RolloutOutput | Sequence[RolloutOutput] | None,
         error: BaseException | None,
+        /,
     ) -> MaybeAsync[None]:
         """Clean up, on every path, once: success, error, cancellation. Exactly one is None."""
         return None

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -110,7 +110,7 @@ class Pause:
         self._deadline, self._timeout_s = deadline, timeout_s
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Hold the deadline off; afterwards the hook has its full time again."""
         self._depth += 1
         if self._deadline is not None:

@@ -1,15 +1,21 @@
-"""What hooks returned, checked: from here on their mappings have types."""
+"""What hooks returned, checked: from here on their mappings have types.
+
+The casts follow checks of the container; what users put into it stays ``Any``.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from opdkit.engine.scheduling.contract import RolloutOutput, RolloutRequest
 from opdkit.protocols.errors import HookError
 
-_BOOLS = (bool, np.bool_)  # a comparison of rewards often gives the latter
+
+def _as_bool(value: object) -> bool | None:
+    """Return a bool, or None for what is none. Comparisons of rewards often give numpy's."""
+    return bool(value) if type(value) in (bool, np.bool_) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +34,11 @@ class TurnVerdict:
             HookError: it is something else than the contract allows.
         """
         mapping = _mapping({} if result is None else result, "on_turn_end")
-        done = mapping.get("done")
-        if done is not None and not isinstance(done, _BOOLS):
-            raise HookError(f"on_turn_end: done must be True, False or None, got {done!r}")
-        done = None if done is None else bool(done)
+        done = _as_bool(mapping.get("done"))
+        if done is None and mapping.get("done") is not None:
+            raise HookError(
+                f"on_turn_end: done must be True, False or None, got {mapping['done']!r}"
+            )
         return cls(done=done, rollout_infos=_infos(mapping, "on_turn_end"))
 
 
@@ -80,9 +87,10 @@ def checked_finish(result: object) -> bool:
     Raises:
         HookError: it is no bool.
     """
-    if not isinstance(result, _BOOLS):
+    is_finished = _as_bool(result)
+    if is_finished is None:
         raise HookError(f"check_finished must return a bool, got {result!r}")
-    return bool(result)
+    return is_finished
 
 
 def checked_outputs(result: object) -> list[RolloutOutput]:
@@ -91,7 +99,8 @@ def checked_outputs(result: object) -> list[RolloutOutput]:
     Raises:
         HookError: it returned something else, or nothing.
     """
-    parts = result if isinstance(result, list | tuple) else [result]
+    is_list = isinstance(result, list | tuple)
+    parts = cast("Sequence[object]", result) if is_list else [result]
     outputs = [part for part in parts if isinstance(part, RolloutOutput)]
     if not outputs or len(outputs) != len(parts):
         raise HookError(f"run must return a RolloutOutput or a list of them, got {result!r}")
@@ -101,18 +110,16 @@ def checked_outputs(result: object) -> list[RolloutOutput]:
 def _mapping(value: object, hook: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise HookError(f"{hook} must return a mapping, got {type(value).__name__}")
-    return value
+    return cast("Mapping[str, Any]", value)
 
 
 def _infos(mapping: Mapping[str, Any], hook: str) -> Mapping[str, Any]:
     infos = mapping.get("rollout_infos")
-    if infos is not None and not isinstance(infos, Mapping):
-        raise HookError(f"{hook}: rollout_infos must be a mapping, got {type(infos).__name__}")
-    return infos or {}
+    return {} if infos is None else _mapping(infos, f"{hook}, as rollout_infos,")
 
 
 def _list_or_none(mapping: Mapping[str, Any], key: str) -> Sequence[Any] | None:
     value = mapping.get(key)
     if value is not None and not isinstance(value, list | tuple):
         raise HookError(f"step: {key} must be a list, got {type(value).__name__}")
-    return value
+    return cast("Sequence[Any] | None", value)

@@ -4,7 +4,7 @@ import asyncio
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opdkit.protocols.ids import PolicyVersion
@@ -61,7 +61,7 @@ class ScriptedStudent:
         self.num_open = 0
         """Streams that are neither ended nor closed."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         """Stream the next reply of the script, token by token, cut at ``max_tokens``."""
         self.requests.append(request)
         self.asked.set()

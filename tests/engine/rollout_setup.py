@@ -68,8 +68,8 @@ class GoesOn(KeepsOutputs):
         self.num_steps += 1
         if self.message is not None:
             request.messages.append({"role": "user", "content": self.message})
-        part = self.steps[turn - 1] if turn <= len(self.steps) else {}
-        return {"infer_request": request, **part}
+        scripted = self.steps[turn - 1 : turn]
+        return {"infer_request": request, **(scripted[0] if scripted else {})}
 
 
 class Setup:
@@ -89,7 +89,8 @@ class Setup:
         **settings: Any,
     ) -> None:
         script = [parse_reply(r) if isinstance(r, str) else r for r in replies]
-        everything = [*script, *(r for part in (by_session or {}).values() for r in part)]
+        scripts = [script, *(by_session.values() if by_session else ())]
+        everything = [reply for part in scripts for reply in part]
         spellings = {reply.token_ids: reply.text for reply in everything if reply.text}
         self.student = ScriptedStudent(script, by_session=by_session)
         self.teacher = teacher or ScriptedTeacher()

@@ -37,6 +37,7 @@ from opdkit.protocols.errors import (
 from opdkit.protocols.messages import (
     DeadSample,
     RolloutOutcome,
+    RolloutWorkerReport,
     SampleMeta,
     SegmentShape,
     VersionSpan,
@@ -65,10 +66,9 @@ def run_one(run: Run, setup: Setup, *, held_out: bool = False, **row: Any) -> Ro
 
 def counters(run: Run, setup: Setup) -> dict[str, int]:
     report = run(setup.rollouts.report())
+    assert isinstance(report, RolloutWorkerReport)
     assert report.num_in_flight_tokens == 0
-    counts = report.counters
-    assert isinstance(counts, dict)
-    return counts
+    return report.counters
 
 
 def test_a_sample_is_scored_and_queued_with_what_the_ledger_needs(run: Run) -> None:
@@ -364,7 +364,7 @@ def test_the_smaller_limit_of_turns_binds(
     [
         ("on_turn_end", [], "on_turn_end must return a mapping, got list"),
         ("on_turn_end", {"done": "yes"}, "done must be True, False or None"),
-        ("on_turn_end", {"rollout_infos": 1}, "rollout_infos must be a mapping"),
+        ("on_turn_end", {"rollout_infos": 1}, "as rollout_infos, must return a mapping, got int"),
         ("check_finished", None, "check_finished must return a bool"),
         ("step", None, "step must return a mapping, got NoneType"),
         ("step", {"infer_request": {}}, "infer_request must be a request"),
@@ -377,7 +377,10 @@ def test_the_smaller_limit_of_turns_binds(
 def test_what_a_hook_may_not_return_is_named(
     run: Run, hook: str, result: object, words: str
 ) -> None:
-    scheduler = type("Users", (Scheduler,), {hook: lambda self, *_: result})()
+    def returns(*_: object) -> object:
+        return result
+
+    scheduler = type("Users", (Scheduler,), {hook: returns})()
     dead = run_one(run, Setup(["x:[1,2]", "y:[3]"], scheduler))
     assert isinstance(dead, DeadSample)
     assert dead.reason == "HookError"
@@ -400,7 +403,7 @@ class Branches(Scheduler):
 
     async def run(self, request: RolloutRequest, config: RolloutConfig) -> list[RolloutOutput]:
         """Ask twice, from scratch."""
-        outputs = []
+        outputs: list[RolloutOutput] = []
         for _ in range(2):
             fresh = RolloutRequest(messages=[QUESTION.copy()])
             await config.generate(fresh)

@@ -57,7 +57,7 @@ def test_a_scripted_reply_is_cut_at_max_tokens(run: Run) -> None:
 def test_a_closed_stream_is_not_open(run: Run) -> None:
     async def scenario() -> int:
         student = ScriptedStudent([parse_reply("x:[1,2,3]")])
-        async with aclosing(student.generate(make_request())) as chunks:  # type: ignore[type-var]
+        async with aclosing(student.generate(make_request())) as chunks:
             await anext(chunks)
             assert student.num_open == 1
         return student.num_open

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -58,15 +58,21 @@ def test_a_plain_hook_may_return_an_awaitable(run: Run) -> None:
     async def later() -> str:
         return "late"
 
-    assert run(make_hooks(lambda self: later()).call("step")) == "late"
+    def promises(self: object) -> Awaitable[str]:
+        return later()
+
+    assert run(make_hooks(promises).call("step")) == "late"
 
 
 def test_a_plain_hook_sees_the_context_of_its_trajectory(run: Run) -> None:
     name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
 
+    def reads(self: object) -> str:
+        return name.get()
+
     async def scenario() -> object:
         name.set("s0")
-        return await make_hooks(lambda self: name.get()).call("step")
+        return await make_hooks(reads).call("step")
 
     assert run(scenario()) == "s0"
 
@@ -114,7 +120,11 @@ def test_a_timeout_can_fail_the_job() -> None:
 
 def test_a_plain_hook_is_abandoned_at_its_deadline(run: Run) -> None:
     release = threading.Event()
-    hooks = make_hooks(lambda self: release.wait(), timeout_s=DEADLINE_S)
+
+    def stuck(self: object) -> None:
+        release.wait()
+
+    hooks = make_hooks(stuck, timeout_s=DEADLINE_S)
     with pytest.raises(HookTimeout):
         run(hooks.call("step"))
     release.set()  # its late result is dropped, whether the loop still runs or not
