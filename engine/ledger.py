@@ -112,6 +112,11 @@ class Ledger:
         return sum(entry.state is not _State.TRAINED for entry in self._held.values())
 
     @property
+    def num_queued(self) -> int:
+        """Samples that wait for their step."""
+        return sum(entry.state is _State.QUEUED for entry in self._held.values())
+
+    @property
     def num_trained(self) -> int:
         """Samples trained, published or not."""
         return self._num_trained

@@ -247,8 +247,9 @@ class ListSink:
 class ListPrompts:
     """A ``PromptSource`` of plain messages, in order, epoch after epoch."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, num_epochs: int | None = None) -> None:
         self._num_rows = num_rows
+        self.num_ordinals = None if num_epochs is None else num_epochs * num_rows
 
     def __len__(self) -> int:
         return self._num_rows

@@ -29,8 +29,9 @@ class JobSection(Section, frozen=True, kw_only=True):
     """What the run is called and where it writes."""
 
     name: Name
-    run_dir: Path = ""
-    """Folder of checkpoints, metrics, export and plot; default ``runs/<name>``."""
+    """Of the run, in logs and as its folder's name."""
+    run_dir: str = ""
+    """Folder of checkpoints, metrics, export and plot; empty: ``runs/<name>``."""
     seed: Count = 0
     """Of data order and sampling."""
 
@@ -44,9 +45,17 @@ class PlacementSection(Section, frozen=True, kw_only=True):
     """What one process of this kind reserves from Ray."""
 
     num_cpus: NonNegativeFloat = 0.5
+    """May be a fraction: Ray counts it, and limits nothing."""
     num_gpus: NonNegativeFloat = 0.0
+    """0: the process computes on the CPU."""
     num_threads: PositiveInt = 1
     """Threads of arithmetic in the process. More than its cores makes everything slower."""
+
+
+class RolloutPlacementSection(PlacementSection, frozen=True, kw_only=True):
+    """What one rollout worker reserves from Ray: it waits, most of the time."""
+
+    num_cpus: NonNegativeFloat = 0.1
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
@@ -57,6 +66,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bfloat16 where the hardware multiplies it natively, else float32."""
     replicas: PositiveInt = 1
+    """Engines with the same weights, each in a process of its own."""
     max_model_len: PositiveInt = 1024
     """Longest sequence, prompt and reply, in tokens."""
     max_num_seqs: PositiveInt = 32
@@ -64,7 +74,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     max_batch_tokens: PositiveInt = 2048
     """Tokens that the engine processes in one step."""
     kv_cache_mib: PositiveInt = 256
+    """Memory of one replica for the keys and values of running sequences."""
     enforce_eager: bool = True
+    """False: compile the model at start, which takes longer and decodes faster."""
     placement: PlacementSection = PlacementSection()
 
 
@@ -76,17 +88,20 @@ class TeacherSection(EngineSection, frozen=True, kw_only=True):
     """A model that scores."""
 
     name: Name = "teacher"
+    """Of the teacher, in metrics."""
 
 
 class DataSection(Section, frozen=True, kw_only=True):
     """Prompts: JSONL files, one object a line, with ``messages`` in the chat format."""
 
     train: Path
+    """Prompts to train on."""
     held_out: str | None = None
-    """Prompts for the evaluation; none: no evaluation."""
+    """Prompts for the evaluation; null: no evaluation."""
     shuffle: bool = True
+    """Another order each epoch, decided by ``job.seed``; false: the file's order."""
     num_epochs: PositiveInt | None = None
-    """None: as many as the steps need."""
+    """Passes over the data; null: as many as the steps need."""
     samples_per_prompt: PositiveInt = 1
     """Independent trajectories of each prompt drawn."""
     bad_rows: Literal["error", "dead_letter"] = "error"
@@ -99,55 +114,75 @@ class RolloutSection(Section, frozen=True, kw_only=True):
     max_new_tokens: PositiveInt = 128
     """Longest reply of one turn."""
     temperature: PositiveFloat = 1.0
+    """Of sampling."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Sample from the likeliest tokens of this mass; 1: from all."""
     top_k: int = -1
+    """Sample from so many of the likeliest tokens; -1: from all."""
     stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a reply, besides the model's own end-of-sequence ids."""
     scheduler: str = "single_turn"
     """Name in the registry, or ``package.module:Class`` where the owner allows it."""
     scheduler_options: dict[str, Any] = {}
+    """Passed to the scheduler as they are."""
     max_turns: PositiveInt = 1
+    """Replies of one trajectory; the scheduler may stop earlier."""
     hook_timeout_s: PositiveFloat = 60.0
+    """Longest time for one hook of the scheduler, or one tool call."""
     on_hook_timeout: Literal["error_observation", "drop", "fail_job"] = "drop"
+    """Tell the model and go on, drop the trajectory, or end the job."""
     max_attempts: PositiveInt = 3
     """Tries of one trajectory before it is a dead letter."""
     workers: PositiveInt = 1
     """Processes that run trajectories, hundreds each."""
-    placement: PlacementSection = PlacementSection(num_cpus=0.1)
+    placement: RolloutPlacementSection = RolloutPlacementSection()
 
 
 class LossSection(Section, frozen=True, kw_only=True):
     """The divergence between teacher P and student Q. Definitions: docs/losses.md."""
 
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = "reverse_kl"
+    """KL(P‖Q), KL(Q‖P), or their generalized Jensen-Shannon mixture."""
     beta: Fraction | None = None
     """Mixture weight of ``jsd``; 0 and 1 mean the forward and the reverse KL."""
     support: Literal["top_k", "full"] = "top_k"
+    """Tokens compared at a position: the teacher's likeliest, or all."""
     top_k: PositiveInt = 64
+    """Number of tokens with support ``top_k``."""
     tail: Literal["bucket", "renormalize"] = "bucket"
+    """The mass outside the top k: one more outcome, or scaled away."""
     temperature: PositiveFloat = 1.0
     """Divides both models' logits in the loss."""
     normalize: Literal["token", "sequence"] = "token"
+    """Mean over the batch's tokens, or over its sequences' means."""
 
 
 class OptimizerSection(Section, frozen=True, kw_only=True):
     """AdamW and its schedule."""
 
     lr: PositiveFloat = 1e-4
+    """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
+    """Where the schedule ends."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the rate falls from ``lr`` to ``min_lr`` after the warm-up."""
     warmup_steps: Count = 0
+    """Steps in which the rate rises from 0."""
     weight_decay: NonNegativeFloat = 0.0
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
     eps: PositiveFloat = 1e-8
     clip_grad: PositiveFloat = 1.0
+    """Largest norm of the gradient; a longer one is scaled down to it."""
 
 
 class ParallelSection(Section, frozen=True, kw_only=True):
     """Sizes of the trainer's process grid."""
 
     data: PositiveInt = 1
+    """Copies of the model, each with a part of the batch."""
     tensor: PositiveInt = 1
+    """Ranks that share one copy of the model."""
     sequence: bool = False
     """Sequence parallelism within the tensor-parallel group."""
 
@@ -161,24 +196,27 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     """The Megatron-Core trainer."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations, as for the engines; masters stay float32."""
     parallel: ParallelSection = ParallelSection()
     optimizer: OptimizerSection = OptimizerSection()
     microbatch_tokens: PositiveInt = 2048
     """Most tokens packed into one micro-batch of one rank."""
     recompute: bool = False
     """Recompute activations in the backward pass."""
-    placement: PlacementSection = PlacementSection(num_cpus=0.5)
+    placement: PlacementSection = PlacementSection()
 
 
 class PipelineSection(Section, frozen=True, kw_only=True):
     """How far the stages may run apart."""
 
     num_steps: PositiveInt
+    """Optimizer steps of the whole run."""
     samples_per_step: PositiveInt = 16
+    """Trajectories in the global batch of one step."""
     max_policy_lag: Count = 1
     """Most optimizer steps from a sample's first token to its training; 0: strictly on-policy."""
     queue_samples: PositiveInt | None = None
-    """Bound of the queue in samples; None: the number of slots."""
+    """Bound of the queue in samples; null: the number of slots."""
     queue_mib: PositiveInt = 256
     """Bound of the queue in MiB of payload."""
 
@@ -196,7 +234,9 @@ class CheckpointSection(Section, frozen=True, kw_only=True):
     """When the run can be resumed from."""
 
     every_steps: PositiveInt = 10
+    """Steps between two checkpoints; one more is written at the end."""
     keep: PositiveInt = 2
+    """Newest checkpoints that stay on disk."""
 
 
 class EvaluationSection(Section, frozen=True, kw_only=True):
@@ -205,24 +245,31 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
     every_steps: PositiveInt | None = None
     """Also after every so many steps."""
     max_prompts: PositiveInt = 64
+    """The first so many prompts of ``data.held_out``."""
 
 
 class LoggingSection(Section, frozen=True, kw_only=True):
     """Where the metrics go, besides ``metrics.jsonl``."""
 
     tensorboard: bool = True
+    """Also write TensorBoard event files."""
 
 
 class DeadlineSection(Section, frozen=True, kw_only=True):
     """Longest time, in seconds, that a remote call may take before the job does without it."""
 
     startup_s: PositiveFloat = 600.0
+    """From a process's start to its being ready."""
     generate_s: PositiveFloat = 600.0
     """One turn of one trajectory."""
     score_s: PositiveFloat = 300.0
+    """The teacher's scores of one sequence."""
     step_s: PositiveFloat = 3600.0
+    """One optimizer step."""
     publish_s: PositiveFloat = 300.0
+    """New weights to all student replicas."""
     checkpoint_s: PositiveFloat = 1800.0
+    """Writing or reading one checkpoint."""
     control_s: PositiveFloat = 60.0
     """A call that only moves bookkeeping."""
 
@@ -231,7 +278,7 @@ class ClusterSection(Section, frozen=True, kw_only=True):
     """The Ray cluster."""
 
     address: str | None = None
-    """None: a private one on this machine, gone with the run. ``auto``: the one that runs here."""
+    """Null: a private one on this machine, gone with the run. ``auto``: the one that runs here."""
 
 
 class JobSpec(Section, frozen=True, kw_only=True):

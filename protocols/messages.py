@@ -308,6 +308,8 @@ class StepReport(Message, frozen=True, kw_only=True):
     step_s: float
     fetch_s: float
     """Time the slowest rank waited for its payloads after the step was due to begin."""
+    skipped: bool = False
+    """The loss or gradient was not finite: weights, optimizer and schedule are as before."""
 
 
 class EvaluationReport(Message, frozen=True, kw_only=True):
@@ -357,3 +359,25 @@ class RolloutWorkerReport(Message, frozen=True, kw_only=True):
     loop_lag_p99_s: float
     counters: dict[str, int]
     """Named events: retries, missing_logprobs, hook_timeouts, …"""
+
+
+class ProgressRecord(Message, frozen=True, kw_only=True):
+    """What a person watching the run wants to know now. None: not known yet."""
+
+    phase: str
+    """``starting``, ``training``, ``evaluating``, ``exporting``, ``done``, …"""
+    step: int
+    """Optimizer steps done."""
+    num_steps: int
+    loss: float | None = None
+    lag: float | None = None
+    """Mean age of the last batch's samples, in policy versions."""
+    queue_samples: int = 0
+    queue_bound: int | None = None
+    tokens_per_s: dict[str, float] = {}
+    """By stage: ``student``, ``teacher``, ``trainer``; over the last step."""
+    busy: dict[str, float] = {}
+    """By stage: share of the last step's time with work in hand, in [0, 1]."""
+    eta_s: float | None = None
+    """Estimated seconds to the end of the run."""
+    message: str = ""

@@ -76,8 +76,8 @@ class ChatTemplate(Protocol):
         ...
 
 
-class SampleQueue(Protocol):
-    """Bounded hand-off of finished samples to the trainer."""
+class SampleSink(Protocol):
+    """Where finished samples go."""
 
     async def put(self, meta: SampleMeta, payload: bytes) -> None:
         """Hand over a sample, waiting for room. A second put of the same id changes nothing.
@@ -86,6 +86,10 @@ class SampleQueue(Protocol):
             QueueClosed: the queue was closed first.
         """
         ...
+
+
+class SampleQueue(SampleSink, Protocol):
+    """Bounded hand-off of finished samples to the trainer."""
 
     async def set_demand(self, demand: Demand) -> None:
         """State what the next batch must hold; a waiting lease sees it at once."""
@@ -173,6 +177,11 @@ class PromptSource(Protocol):
 
     def __len__(self) -> int:
         """Number of rows in one epoch."""
+        ...
+
+    @property
+    def num_ordinals(self) -> int | None:
+        """Number of samples in all epochs; None: without end."""
         ...
 
     def row(self, ordinal: Ordinal) -> tuple[str, dict[str, object]]:

@@ -1,0 +1,93 @@
+"""What each command does. Lines of text for people; with ``--json`` one object a line.
+
+What needs Ray, vLLM, Megatron or torch is reached through ``load``, after everything that can be
+known without them has been checked. Even numpy and rich are imported only behind the reading of the
+job, so that a slip of the pen is answered in a tenth of a second.
+"""
+
+import argparse
+import functools
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from opdkit.actors.cli import BAD_CONFIGURATION, DONE, INTERRUPTED, JOB_FAILED, Load
+from opdkit.actors.config_file import read_job
+from opdkit.actors.preflight_report import report_values
+
+if TYPE_CHECKING:
+    from opdkit.actors.progress import Style
+    from opdkit.actors.run_report import RunSummary
+
+_EXIT_CODES = {"completed": DONE, "failed": JOB_FAILED, "cancelled": INTERRUPTED}
+
+
+def run(args: argparse.Namespace, load: Load) -> int:
+    """Check a job, run it to its end and report."""
+    spec = read_job(args.config, overrides=args.overrides)
+
+    from rich.console import Console
+
+    from opdkit.actors.preflight import check_job
+    from opdkit.actors.preflight_view import print_report
+    from opdkit.actors.progress import show_progress
+    from opdkit.actors.run_report import print_summary, summary_values
+
+    report = check_job(spec)
+    if args.json:
+        _write_line({"kind": "check", **report_values(report)})
+    else:
+        print_report(report, Console(stderr=True), only_problems=True)
+    if report.errors:
+        return BAD_CONFIGURATION
+    show = functools.partial(show_progress, style=_style(as_json=args.json))
+    summary: RunSummary = load("opdkit.actors.launch:run_job")(spec, show=show)
+    if args.json:
+        _write_line({"kind": "summary", **summary_values(summary)})
+    else:
+        print_summary(summary, Console())
+    return _EXIT_CODES[summary.status]
+
+
+def check(args: argparse.Namespace, load: Load) -> int:
+    """Say everything that is wrong with a job."""
+    spec = read_job(args.config, overrides=args.overrides)
+
+    from rich.console import Console
+
+    from opdkit.actors.preflight import check_job
+    from opdkit.actors.preflight_view import print_report
+
+    report = check_job(spec)
+    if args.json:
+        _write_line({"kind": "check", **report_values(report)})
+    else:
+        print_report(report, Console())
+    return BAD_CONFIGURATION if report.errors else DONE
+
+
+def prepare(args: argparse.Namespace, load: Load) -> int:
+    """Make the models of the examples."""
+    make = load(f"opdkit.actors.models.commands:prepare_{args.models}")
+    make(pathlib.Path(args.dir), report=lambda line: sys.stdout.write(f"{line}\n"))
+    return DONE
+
+
+def export(args: argparse.Namespace, load: Load) -> int:
+    """Write the student of a run's newest checkpoint as a model folder."""
+    load("opdkit.actors.launch:export_run")(pathlib.Path(args.run), pathlib.Path(args.dir))
+    sys.stdout.write(f"{args.dir}: ready, in Hugging Face format\n")
+    return DONE
+
+
+def _style(*, as_json: bool) -> "Style":
+    if as_json:
+        return "json"
+    return "live" if sys.stdout.isatty() else "lines"
+
+
+def _write_line(values: Mapping[str, Any]) -> None:
+    sys.stdout.write(msgspec.json.encode(values).decode() + "\n")

@@ -1,0 +1,52 @@
+"""Temporary folders of a run: Ray's session and the shared memory in which weights are handed over.
+
+Both vanish with the run. A run that was killed could not remove them, so their names are kept in
+the run directory, under its lock: the next run there removes what the last one left.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+RECORD = "scratch.json"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Scratch(msgspec.Struct, frozen=True, kw_only=True):
+    """The folders."""
+
+    session: str
+    """Ray's sockets and logs. Short: the path of a Unix socket has 107 bytes at most."""
+    weights: str
+    """Published weights, in memory."""
+
+
+@contextmanager
+def scratch_folders(run_directory: Path) -> Iterator[Scratch]:
+    """Make both folders, after removing those of a killed run. The caller holds the run's lock."""
+    record = run_directory / RECORD
+    remove_leftovers(run_directory)
+    memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    scratch = Scratch(
+        session=tempfile.mkdtemp(prefix="opdkit-"),
+        weights=tempfile.mkdtemp(prefix="opdkit-weights-", dir=memory),
+    )
+    record.write_bytes(msgspec.json.encode(scratch))
+    try:
+        yield scratch
+    finally:
+        remove_leftovers(run_directory)
+
+
+def remove_leftovers(run_directory: Path) -> None:
+    """Remove the folders that the record names, and the record."""
+    record = run_directory / RECORD
+    if record.exists():
+        scratch = msgspec.json.decode(record.read_bytes(), type=Scratch)
+        for folder in (scratch.session, scratch.weights):
+            shutil.rmtree(folder, ignore_errors=True)
+        record.unlink()

@@ -1,0 +1,1 @@
+"""Student and teacher engines: Ray Serve replicas over vLLM's asynchronous engine."""

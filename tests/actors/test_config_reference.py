@@ -1,0 +1,31 @@
+"""The configuration page says what the code says."""
+
+import pathlib
+
+import msgspec
+
+from opdkit.actors.config_reference import render
+from opdkit.protocols.config import JobSpec
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_committed_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(), (
+        "run: python -m opdkit.actors.config_reference >docs/configuration.md"
+    )
+
+
+def test_every_section_and_a_field_of_each_kind_are_described() -> None:
+    page = render()
+    for field in msgspec.structs.fields(JobSpec):
+        assert f"## `{field.name}" in page
+    for row in (
+        "| `num_steps` | **required** | an integer, at least 1 | Optimizer steps of the",
+        "| `dtype` | `auto` | one of auto, bfloat16, float32 |",
+        "| `scheduler_options` | `{}` | a mapping of keys to values |",
+        "| `stop_token_ids` | `[]` | a list |",
+        "## `trainer.optimizer`",
+        "## `teachers[i].placement`",
+    ):
+        assert row in page

@@ -1,0 +1,130 @@
+"""A rollout runner made of scripted parts, and the cases' notation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from opdkit.engine.rollouts import Rollouts
+from opdkit.engine.scheduling import RolloutOutput, RolloutRequest, Scheduler
+from opdkit.engine.testing import (
+    LetterTemplate,
+    LoopClock,
+    RecordingQueue,
+    ScriptedReply,
+    ScriptedStudent,
+    ScriptedTeacher,
+    parse_reply,
+)
+from opdkit.protocols.config import RolloutSection
+from opdkit.protocols.ids import Ordinal
+from opdkit.protocols.messages import RolloutTask, Segment
+
+QUESTION = {"role": "user", "content": "q"}
+Turns = list[list[int]]
+
+
+def make_task(sample_id: str = "s0", *, held_out: bool = False, **row: Any) -> RolloutTask:
+    columns: dict[str, Any] = {"messages": [QUESTION], **row}
+    return RolloutTask(
+        sample_id=sample_id,
+        ordinal=Ordinal(0),
+        due_step=3,
+        prompt_id="train.jsonl:1",
+        row=columns,
+        seed=7,
+        held_out=held_out,
+    )
+
+
+class KeepsOutputs(Scheduler):
+    """Remembers how its trajectories ended."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RolloutOutput] = []
+        self.errors: list[BaseException] = []
+
+    async def on_trajectory_end(
+        self, output: RolloutOutput | Sequence[RolloutOutput] | None, error: BaseException | None
+    ) -> None:
+        """Keep what there is."""
+        if isinstance(output, RolloutOutput):
+            self.outputs.append(output)
+        if error is not None:
+            self.errors.append(error)
+
+
+class GoesOn(KeepsOutputs):
+    """Continues as a test says, until the job's max_turns."""
+
+    def __init__(self, *steps: Mapping[str, Any], message: str | None = None) -> None:
+        super().__init__()
+        self.steps = steps
+        self.message = message
+        self.num_steps = 0
+
+    async def step(self, request: RolloutRequest, choice: object, turn: int) -> Mapping[str, Any]:
+        """Add the user's message, and return this turn's part of the script."""
+        self.num_steps += 1
+        if self.message is not None:
+            request.messages.append({"role": "user", "content": self.message})
+        part = self.steps[turn - 1] if turn <= len(self.steps) else {}
+        return {"infer_request": request, **part}
+
+
+class Setup:
+    """The parts, and the runner over them."""
+
+    def __init__(
+        self,
+        replies: Sequence[str | ScriptedReply],
+        scheduler: Scheduler,
+        *,
+        max_turns: int = 8,
+        max_model_len: int = 256,
+        by_session: Mapping[str, Sequence[ScriptedReply]] | None = None,
+        template: LetterTemplate | None = None,
+        teacher: ScriptedTeacher | None = None,
+        train_queue: RecordingQueue | None = None,
+        **settings: Any,
+    ) -> None:
+        script = [parse_reply(r) if isinstance(r, str) else r for r in replies]
+        everything = [*script, *(r for part in (by_session or {}).values() for r in part)]
+        spellings = {reply.token_ids: reply.text for reply in everything if reply.text}
+        self.student = ScriptedStudent(script, by_session=by_session)
+        self.teacher = teacher or ScriptedTeacher()
+        self.train_queue = train_queue or RecordingQueue()
+        self.evaluation_queue = RecordingQueue()
+        self.template = template or LetterTemplate(spellings)
+        self.rollouts = Rollouts(
+            student=self.student,
+            teacher=self.teacher,
+            template=self.template,
+            train_queue=self.train_queue,
+            evaluation_queue=self.evaluation_queue,
+            scheduler=scheduler,
+            settings=msgspec.structs.replace(
+                RolloutSection(max_turns=max_turns, max_attempts=1), **settings
+            ),
+            max_model_len=max_model_len,
+            clock=LoopClock(),
+            first_retry_delay_s=0.0,
+        )
+
+    @property
+    def num_open(self) -> int:
+        """Calls that the student and the teacher still work on."""
+        return self.student.num_open + self.teacher.num_open + self.train_queue.num_waiting
+
+    def segments(self) -> list[Segment]:
+        """All segments queued for training."""
+        return [part.segment for sample in self.train_queue.samples for part in sample.segments]
+
+
+def ids_of(segment: Segment) -> list[int]:
+    return memoryview(segment.token_ids).cast("i").tolist()
+
+
+def sampled_ids(segment: Segment) -> list[int]:
+    """The tokens with mask 1."""
+    return [i for i, m in zip(ids_of(segment), segment.loss_mask, strict=True) if m]
