@@ -5,8 +5,8 @@ inside counts towards both bounds until it is acknowledged, leased or not.
 
 **Overdraft.** While a lease waits, the first in front of the door may enter beyond the bounds if
 the demand lacks it: else producer and consumer would wait for each other, as when leased samples
-fill the queue. Each such entry lowers ``shortage`` by one, so there are at most ``count`` of them
-a lease. It suffices to look at the first: if any one helps, the one due earliest does.
+fill the queue. Each such entry lowers ``shortage`` by one, so a demand lets in at most ``count``.
+It suffices to look at the first: if any one helps, the one due earliest does.
 
 **Idempotence** is by ordinal, which a sample's id names, one to one: ids of samples inside are
 compared, and of acknowledged ones only the ordinals are kept. These are exact for ever, at the

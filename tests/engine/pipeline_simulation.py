@@ -22,6 +22,8 @@ class Setting:
     samples_per_step: int = 4
     max_policy_lag: int = 1
     num_ordinals: int = 120
+    num_wanted: int | None = None
+    """Samples after which the job ends, the dead replaced; None: with the data."""
     step_s: float = 1.0
     publish_s: float = 0.3
     """Median; each is between half and three times it."""
@@ -61,6 +63,7 @@ class Simulation:
         )
         self.trained = list(resumed.trained) if resumed else []
         self.lags: list[int] = []
+        self.batch_sizes: list[int] = []
         self.duration_s: dict[Ordinal, float] = {}
         self._rng = random.Random(seed)
         self._step = self._composed = self._published = resumed.step if resumed else 0
@@ -99,6 +102,9 @@ class Simulation:
         heapq.heappush(self._events, (self._now_s + delay_s, self._num_events, kind, subject))
 
     def _has_data(self) -> bool:
+        num_promised = self.ledger.num_alive + self.ledger.num_trained
+        if self.setting.num_wanted is not None and num_promised >= self.setting.num_wanted:
+            return False
         return self.ledger.next_ordinal < self.setting.num_ordinals
 
     def _go_on(self) -> None:
@@ -144,6 +150,7 @@ class Simulation:
         batch = self._batches.popleft()
         self.ledger.train(batch, step=self._step)
         self.trained += batch
+        self.batch_sizes.append(len(batch))
         self.lags += [self._step - self._drawn_at[ordinal] for ordinal in batch]
         self._step += 1
         self._is_training = False

@@ -41,6 +41,18 @@ def test_every_living_sample_is_trained_once_within_its_lag(
 
 
 @pytest.mark.parametrize("max_policy_lag", range(5))
+def test_a_job_of_so_many_steps_replaces_its_dead_and_has_full_batches_to_the_end(
+    max_policy_lag: int,
+) -> None:
+    setting = Setting(max_policy_lag=max_policy_lag, num_ordinals=999, num_wanted=80, dead_every=3)
+    for seed in range(4):
+        simulation = Simulation(setting, seed=seed)
+        simulation.run()
+        assert simulation.batch_sizes == [setting.samples_per_step] * 20
+        assert len(set(simulation.trained)) == 80
+
+
+@pytest.mark.parametrize("max_policy_lag", range(5))
 def test_nobody_is_overtaken_by_more_than_the_slots_allow(max_policy_lag: int) -> None:
     setting = Setting(max_policy_lag=max_policy_lag, rollout_s=3.0, num_ordinals=200)
     most = setting.slots + max_policy_lag * setting.samples_per_step

@@ -88,16 +88,16 @@ def test_a_second_report_of_a_sample_changes_nothing() -> None:
     ledger.check()
 
 
-@pytest.mark.parametrize(
-    ("deed", "message"),
-    [
-        (lambda ledger: ledger.queue(make_meta(9)), "ordinal 9 cannot be queued: it is not drawn"),
-        (lambda ledger: ledger.lease([Ordinal(0)]), "ordinal 0 cannot be leased: it is rolling"),
-        (lambda ledger: ledger.train([Ordinal(0)], step=0), "cannot be trained: it is rolling"),
-        (lambda ledger: ledger.bury(make_dead(1)), "ordinal 1 cannot be buried: it is queued"),
-        (lambda ledger: ledger.bury(make_dead(9)), "ordinal 9 cannot be buried: it is not held"),
-    ],
-)  # fmt: skip
+OUT_OF_TURN: list[tuple[Callable[[Ledger], None], str]] = [
+    (lambda ledger: ledger.queue(make_meta(9)), "ordinal 9 cannot be queued: it is not drawn"),
+    (lambda ledger: ledger.lease([Ordinal(0)]), "ordinal 0 cannot be leased: it is rolling"),
+    (lambda ledger: ledger.train([Ordinal(0)], step=0), "cannot be trained: it is rolling"),
+    (lambda ledger: ledger.bury(make_dead(1)), "ordinal 1 cannot be buried: it is queued"),
+    (lambda ledger: ledger.bury(make_dead(9)), "ordinal 9 cannot be buried: it is not held"),
+]
+
+
+@pytest.mark.parametrize(("deed", "message"), OUT_OF_TURN)
 def test_a_deed_out_of_turn_is_refused_and_changes_nothing(
     deed: Callable[[Ledger], None], message: str
 ) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from opdkit.engine.sample_queue import LeaseQueue
+from opdkit.engine.testing.clocks import FakeClock
 from opdkit.engine.testing_messages import make_meta
 from opdkit.engine.testing_run import loop_turns
 from opdkit.protocols.errors import QueueClosed
@@ -17,19 +18,8 @@ from tests.conftest import Run
 settle = loop_turns(8)
 
 
-class ManualClock:
-    """Time as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def now(self) -> float:
-        """Return it."""
-        return self.now_s
-
-
 def make_queue(*, max_samples: int = 100, max_bytes: int = 1000) -> LeaseQueue:
-    return LeaseQueue(max_samples=max_samples, max_bytes=max_bytes, clock=ManualClock())
+    return LeaseQueue(max_samples=max_samples, max_bytes=max_bytes, clock=FakeClock())
 
 
 async def put(queue: LeaseQueue, ordinal: int, *, due: int = 0, num_bytes: int = 1) -> None:
@@ -491,13 +481,13 @@ def test_nothing_passes_through_a_closed_queue(run: Run) -> None:
 
 def test_depth_counts_leased_samples_and_the_age_of_the_oldest(run: Run) -> None:
     async def scenario() -> None:
-        clock = ManualClock()
+        clock = FakeClock()
         queue = LeaseQueue(max_samples=2, max_bytes=100, clock=clock)
         assert queue.depth.oldest_age_s == 0.0
         await put(queue, 0, num_bytes=10)
-        clock.now_s = 2.0
+        clock.advance(2.0)
         await put(queue, 1, num_bytes=5)
-        clock.now_s = 5.0
+        clock.advance(3.0)
         async with asyncio.TaskGroup() as tasks:
             putting = tasks.create_task(put(queue, 2))
             await settle()

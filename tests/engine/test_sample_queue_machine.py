@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from opdkit.engine.batch_composition import shortage
 from opdkit.engine.sample_queue import LeaseQueue
+from opdkit.engine.testing.clocks import FakeClock
 from opdkit.engine.testing_messages import make_meta
 from opdkit.engine.testing_run import loop_turns
 from opdkit.protocols.messages import Demand, SampleMeta
@@ -31,21 +32,13 @@ DEMANDS = st.sampled_from(
 )
 
 
-class Stopped:
-    """A clock."""
-
-    def now(self) -> float:
-        """Return the same time for ever."""
-        return 0.0
-
-
 class QueueMachine(RuleBasedStateMachine):
     """Ordinals 0 … 5, due by step ordinal % 3, with payloads of 1 … 11 bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.queue = LeaseQueue(max_samples=MAX_SAMPLES, max_bytes=MAX_BYTES, clock=Stopped())
+        self.queue = LeaseQueue(max_samples=MAX_SAMPLES, max_bytes=MAX_BYTES, clock=FakeClock())
         self.demand = Demand(count=0)
         self.puts: list[tuple[int, asyncio.Task[None]]] = []
         self.leases: list[asyncio.Task[list[SampleMeta]]] = []
@@ -186,7 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 async def quiet() -> None:
     """Let everything happen that can."""
-    await loop_turns(60)()
+    await loop_turns(25)()
 
 
 def due_of(ordinal: int) -> int:
@@ -202,7 +195,7 @@ def payload_of(ordinal: int) -> bytes:
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=80,
+    max_examples=60,
     stateful_step_count=30,
     derandomize=True,
     deadline=None,
