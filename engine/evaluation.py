@@ -35,31 +35,46 @@ async def evaluate(
     Raises:
         JobFailed: no held-out prompt gave a sample.
     """
-    count = min(len(prompts), spec.evaluation.max_prompts)
-    async with asyncio.TaskGroup() as rollouts:
-        running = [
-            rollouts.create_task(
-                runner.run(_task(spec, prompts, index, step=step)), name=f"held-out-{step}-{index}"
-            )
-            for index in range(count)
-        ]
-    outcomes = [task.result() for task in running]
-    samples = [outcome for outcome in outcomes if isinstance(outcome, SampleMeta)]
-    if not samples:
-        reasons = {outcome.message for outcome in outcomes if isinstance(outcome, DeadSample)}
-        raise JobFailed(f"evaluation at step {step}: no held-out prompt gave a sample: {reasons}")
-    await queue.set_demand(Demand(count=len(samples)))
-    leased = await queue.lease()
+    samples = await _sample(spec, prompts=prompts, runner=runner, queue=queue, step=step)
     plan = plan_step(
-        leased,
+        samples,
         step=step,
         data_parallel_size=spec.trainer.parallel.data,
         microbatch_tokens=spec.trainer.microbatch_tokens,
     )
     await trainer.prefetch(plan)
     report = await trainer.evaluate(plan)
-    await queue.acknowledge([sample.sample_id for sample in leased])
+    await queue.acknowledge([sample.sample_id for sample in samples])
     return report
+
+
+async def _sample(
+    spec: JobSpec, *, prompts: PromptSource, runner: RolloutRunner, queue: SampleQueue, step: int
+) -> list[SampleMeta]:
+    """Run all rollouts and lease what they give.
+
+    The lease waits from the beginning: what it waits for is admitted even to a full queue.
+    """
+    num_prompts = min(len(prompts), spec.evaluation.max_prompts)
+    dead: list[DeadSample] = []
+
+    async def roll(index: int) -> None:
+        outcome = await runner.run(_task(spec, prompts, index, step=step))
+        if isinstance(outcome, DeadSample):
+            dead.append(outcome)
+            if len(dead) == num_prompts:
+                raise JobFailed(
+                    f"evaluation at step {step}: no held-out prompt gave a sample; "
+                    f"the last: {outcome.reason}: {outcome.message}"
+                )
+            await queue.set_demand(Demand(count=num_prompts - len(dead)))
+
+    await queue.set_demand(Demand(count=num_prompts))
+    async with asyncio.TaskGroup() as tasks:
+        leasing = tasks.create_task(queue.lease(), name=f"held-out-{step}-lease")
+        for index in range(num_prompts):
+            tasks.create_task(roll(index), name=f"held-out-{step}-{index}")
+    return leasing.result()
 
 
 def _task(spec: JobSpec, prompts: PromptSource, index: int, *, step: int) -> RolloutTask:

@@ -26,7 +26,7 @@ from opdkit.protocols.ids import PolicyVersion
 from tests.conftest import Run as RunFixture
 
 
-def make_spec(**pipeline: object) -> JobSpec:
+def make_spec(**pipeline: int) -> JobSpec:
     return decode_job(
         {
             "job": {"name": "test"},
@@ -51,6 +51,7 @@ class Job:
         *,
         num_rows: int = 1000,
         num_epochs: int | None = None,
+        queue_samples: int = 64,
         held_out: int = 0,
         pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
@@ -60,7 +61,9 @@ class Job:
         resume_step: int | None = None,
     ) -> None:
         clock = FakeClock()
-        queues = [LeaseQueue(max_samples=64, max_bytes=1 << 20, clock=clock) for _ in range(2)]
+        queues = [
+            LeaseQueue(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
+        ]
         self.publisher = FakePublisher(pause=loop_turns(3))
         self.trainer = FakeTrainer(queue=None, pause=pause, failing_steps=failing_steps, disk=disk)
         self.runner = FakeRunner(
@@ -176,6 +179,12 @@ def test_the_divergence_is_measured_before_and_after(run: RunFixture) -> None:
     evaluations = [(step, v) for kind, step, v in job.sink.records if kind == "evaluation"]
     assert [step for step, _ in evaluations] == [0, 6]
     assert [v["num_samples"] for _, v in evaluations] == [5, 5]
+
+
+def test_an_evaluation_larger_than_the_queue_does_not_wait_for_itself(run: RunFixture) -> None:
+    job = Job(make_spec(), held_out=50, queue_samples=4)
+    run(job.run.run())
+    assert [len(planned_samples(plan)) for plan in job.trainer.evaluated] == [50, 50]
 
 
 def test_a_resumed_run_does_not_measure_its_beginning_again(run: RunFixture) -> None:
