@@ -2,6 +2,7 @@
 """The student's tokenizer and chat template, through transformers."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
@@ -13,7 +14,8 @@ class TokenizerTemplate:
     """A ``ChatTemplate`` over the tokenizer of a model folder."""
 
     def __init__(self, model: str) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        # Any: what transformers returns depends on the arguments in ways its types do not follow.
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         if self._tokenizer.chat_template is None:
             raise ConfigError(
                 f"student.model {model} has no chat template: add chat_template.jinja to the folder"

@@ -1,3 +1,4 @@
+# pyright: basic
 """The Ray cluster of a run: a private one on this machine, or one that is already there.
 
 A private cluster has a secret of its own, without which its ports answer nothing, and is gone with
@@ -10,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
@@ -36,7 +38,7 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
     with environment({**CLUSTER_ENVIRONMENT, **secret}):
         import ray
 
-        options = {"namespace": spec.job.name, "log_to_driver": False, "configure_logging": False}
+        options: dict[str, Any] = {"namespace": spec.job.name, "log_to_driver": False, "configure_logging": False}
         if private:
             ray.init(
                 address="local",

@@ -5,15 +5,14 @@ import asyncio
 import importlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import uvloop
 
 from opdkit.actors.cluster import cluster
-from opdkit.actors.divergence_plot import plot_divergence
-from opdkit.actors.metric_sinks import read_metrics
 from opdkit.actors.run_files import RunDirectory
 from opdkit.actors.run_messages import RunOutcome
-from opdkit.actors.run_report import RunSummary, Status, write_summary
+from opdkit.actors.run_report import RunSummary, Status, write_report
 from opdkit.actors.run_totals import summarise
 from opdkit.actors.scratch import scratch_folders
 from opdkit.protocols.config import JobSpec
@@ -43,12 +42,9 @@ def run_job(spec: JobSpec, *, show: Show) -> RunSummary:
             (directory.path / "failure.txt").write_text(outcome.traceback, encoding="utf-8")
         elif outcome.was_stopped:
             status = "cancelled"
-        if directory.metrics.exists():
-            plot_divergence(directory.plot, read_metrics(directory.metrics), title=spec.job.name)
         wall_s = time.monotonic() - started_s
         summary = summarise(spec, directory, status=status, cause=outcome.error, wall_s=wall_s)
-        write_summary(directory.summary, summary)
-        return summary
+        return write_report(directory, summary)
 
 
 def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
@@ -59,7 +55,10 @@ def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             # Ray reads its environment when it is imported: not before the cluster's is set.
-            driver = importlib.import_module("opdkit.actors.driver")
-            return runner.run(driver.drive(spec, directory, scratch=scratch, show=show))
+            driver: Any = importlib.import_module("opdkit.actors.driver")
+            outcome: RunOutcome = runner.run(
+                driver.drive(spec, directory, scratch=scratch, show=show)
+            )
+            return outcome
     except KeyboardInterrupt:
         return RunOutcome(was_stopped=True)

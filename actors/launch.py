@@ -17,7 +17,7 @@ from opdkit.actors.trainer_group import TrainerGroup
 from opdkit.actors.board_access import BoardAddress
 from opdkit.actors.hardware import resolve_dtype
 from opdkit.actors.megatron.settings import TrainerSettings, settings_from_job
-from opdkit.actors.metric_sinks import EverySink, JsonlSink, TensorBoardSink
+from opdkit.actors.metric_sinks import open_sinks
 from opdkit.actors.model_files import read_model
 from opdkit.actors.prompt_files import JsonlPrompts
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, QueueActor, RemoteQueue
@@ -28,7 +28,7 @@ from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.run_parts import Parts
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.messages import ProgressRecord
-from opdkit.protocols.roles import MetricSink, WeightPublisher
+from opdkit.protocols.roles import WeightPublisher
 
 BYTES_PER_MIB = 1 << 20
 TAKE_DOWN_S = 15.0
@@ -78,6 +78,7 @@ async def launch(
         teacher_part(spec.teachers[0], loss=spec.loss, vocab_size=_num_vocab(spec)),
         rollout_part(spec, queue_actor=queue_actor),
     ]
+    directory = RunDirectory(run_directory, keep=spec.checkpoint.keep)
     async with AsyncExitStack() as stack:
         stack.callback(ray.kill, queue_actor)
         stack.push_async_callback(_take_down, "trainer", trainer.shutdown)
@@ -104,8 +105,14 @@ async def launch(
                 evaluation_queue=RemoteQueue(queue_actor, EVALUATION, deadlines=spec.deadlines),
                 trainer=trainer,
                 publisher=publisher,
-                store=RunDirectory(run_directory, keep=spec.checkpoint.keep),
-                sink=_sink(spec, run_directory, resumed_step),
+                store=directory,
+                sink=stack.enter_context(
+                    open_sinks(
+                        directory,
+                        tensorboard=spec.logging.tensorboard,
+                        resumed_step=resumed_step,
+                    )
+                ),
                 feed=feed,
                 clock=MonotonicClock(),
             ),
@@ -162,12 +169,3 @@ def _prompts(spec: JobSpec) -> JsonlPrompts:
 
 def _held_out(spec: JobSpec) -> JsonlPrompts | None:
     return JsonlPrompts(spec.data.held_out, shuffle=False) if spec.data.held_out else None
-
-
-def _sink(spec: JobSpec, run_directory: pathlib.Path, resumed_step: int | None) -> MetricSink:
-    sinks: list[MetricSink] = [
-        JsonlSink(run_directory / "metrics.jsonl", resumed_step=resumed_step)
-    ]
-    if spec.logging.tensorboard:
-        sinks.append(TensorBoardSink(run_directory / "tensorboard", resumed_step=resumed_step))
-    return EverySink(sinks)

@@ -47,8 +47,8 @@ class TensorBoardSink:
     def __init__(self, directory: pathlib.Path, *, resumed_step: int | None = None) -> None:
         """Begin a new event file that tells TensorBoard to forget what came after the resume."""
         # Here, since it takes a quarter of a second that a run without TensorBoard need not spend.
-        from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]  # untyped
-        from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped]  # untyped
+        from tensorboard.compat.proto import event_pb2  # untyped
+        from tensorboard.summary.writer.record_writer import (  # untyped
             RecordWriter,
         )
 
@@ -96,9 +96,10 @@ class EverySink:
 
 
 @contextlib.contextmanager
-def open_sinks(directory: RunDirectory, *, tensorboard: bool) -> Iterator[MetricSink]:
+def open_sinks(
+    directory: RunDirectory, *, tensorboard: bool, resumed_step: int | None
+) -> Iterator[MetricSink]:
     """Open a run's sinks, continued where the run is."""
-    resumed_step = directory.resumed.step if directory.resumed else None
     jsonl = JsonlSink(directory.metrics, resumed_step=resumed_step)
     if not tensorboard:
         yield jsonl

@@ -36,7 +36,7 @@ ROLLOUTS = "rollouts"
 class RolloutReplica:
     """One rollout worker; wrapped with ``serve.deployment`` in ``actors.serving``."""
 
-    async def __init__(self, spec: bytes, *, queue_actor: Any) -> None:
+    async def __init__(self, spec: bytes, *, queue_actor: Any) -> None:  # type: ignore[misc] # by Serve
         job = msgspec.json.decode(spec, type=JobSpec)
         deadlines = job.deadlines
         template = await asyncio.to_thread(_template, job.student.model)
@@ -70,7 +70,8 @@ class RolloutReplica:
 
 def _template(model: str) -> ChatTemplate:
     # Importing transformers takes seconds; whoever only deploys must not pay them.
-    return importlib.import_module("opdkit.actors.chat_template").TokenizerTemplate(model)
+    template: ChatTemplate = importlib.import_module("opdkit.actors.chat_template").TokenizerTemplate(model)
+    return template
 
 
 def rollout_part(spec: JobSpec, *, queue_actor: Any) -> Part:

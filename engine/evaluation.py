@@ -1,6 +1,7 @@
 """Divergence on held-out prompts, by the same path as training: sampled, scored, queued, packed."""
 
 import asyncio
+from statistics import fmean
 
 import msgspec
 
@@ -45,7 +46,12 @@ async def evaluate(
     await trainer.prefetch(plan)
     report = await trainer.evaluate(plan)
     await queue.acknowledge([sample.sample_id for sample in samples])
-    return report
+    return msgspec.structs.replace(
+        report,
+        num_samples=len(samples),
+        mean_generated_tokens=fmean(sample.num_generated_tokens for sample in samples),
+        truncated_fraction=fmean(sample.finish_reason == "length" for sample in samples),
+    )
 
 
 async def _sample(

@@ -126,7 +126,7 @@ def test_a_run_gets_the_sinks_it_asked_for(
     run: Run, tmp_path: pathlib.Path, tensorboard: bool
 ) -> None:
     directory = RunDirectory(tmp_path, keep=1)
-    with open_sinks(directory, tensorboard=tensorboard) as sink:
+    with open_sinks(directory, tensorboard=tensorboard, resumed_step=None) as sink:
         run(sink.write("step", 1, {"loss": 1.0}))
     assert _numbers(directory.metrics) == [("step", 1)]
     assert directory.tensorboard.exists() is tensorboard

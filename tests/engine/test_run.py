@@ -27,16 +27,15 @@ from tests.conftest import Run as RunFixture
 
 
 def make_spec(**pipeline: int) -> JobSpec:
-    return decode_job(
-        {
-            "job": {"name": "test"},
-            "student": {"model": "student"},
-            "teachers": [{"model": "teacher", "max_model_len": 1025}],
-            "data": {"train": "prompts.jsonl"},
-            "pipeline": {"num_steps": 6, "samples_per_step": 4, **pipeline},
-            "checkpoint": {"every_steps": 2},
-        }
-    )
+    sections: dict[str, object] = {
+        "job": {"name": "test"},
+        "student": {"model": "student"},
+        "teachers": [{"model": "teacher", "max_model_len": 1025}],
+        "data": {"train": "prompts.jsonl"},
+        "pipeline": {"num_steps": 6, "samples_per_step": 4} | pipeline,
+        "checkpoint": {"every_steps": 2},
+    }
+    return decode_job(sections)
 
 
 FIVE_TURNS = loop_turns(5)
