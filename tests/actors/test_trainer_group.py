@@ -47,18 +47,21 @@ class Payloads:
 
 @pytest.fixture(scope="module")
 def run_real() -> Iterator[RunReal]:
-    """Run coroutines on one loop beside a private Ray cluster."""
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
-    )
+    """Run coroutines on one loop beside a private Ray cluster: the session's, or one of our own."""
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
+        )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner.run
-    ray.shutdown()
+    if is_ours:
+        ray.shutdown()
 
 
 def samples_of_a_step() -> list[Sample]:
