@@ -1,3 +1,4 @@
+# pyright: basic
 """The group of trainer ranks, one Ray actor each, behind the role ``PolicyTrainer``.
 
 A step is a collective: when one rank fails, the others wait for it in vain or fail on its closed
@@ -169,7 +170,8 @@ class TrainerGroup:
             if not failures:
                 silent = [rank for rank in range(len(ranks)) if rank not in results]
                 raise TrainerError(
-                    f"trainer {method}: no answer from rank {_listed(silent)} within {deadline_s:g} s"
+                    f"trainer {method}: no answer from rank {_listed(silent)} "
+                    f"within {deadline_s:g} s"
                 ) from error
         if failures:
             _raise_failure(method, failures)

@@ -1,3 +1,4 @@
+# pyright: basic
 """One trainer rank: an asynchronous shell, in its own process, around blocking Megatron calls.
 
 All that Megatron does happens in one thread, so that its calls keep their order and the event
@@ -10,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import ray
@@ -27,11 +28,10 @@ from opdkit.protocols.messages import (
 )
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
     from opdkit.actors.megatron.session import MegatronSession
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -61,7 +61,7 @@ class TrainerRank:
 
     async def open_meeting_point(self) -> tuple[str, int]:
         """Return host and port where the ranks meet. For rank 0, before any ``start``."""
-        host = ray.util.get_node_ip_address()
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._store = await self._in_thread(self._open_store, host, 0)
         return host, self._store.port
 
@@ -117,9 +117,8 @@ class TrainerRank:
             raise TrainerError(f"trainer rank {self._rank} was called before it was started")
         return self._session
 
-    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        assert not kwargs, "an executor passes positional arguments only"
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+    async def _in_thread(self, function: Callable[..., R], *arguments: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _fetch(self, plan: StepPlan) -> None:
         wanted = [name for name in self._planned(plan) if name not in self._samples]

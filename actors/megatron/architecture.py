@@ -1,14 +1,14 @@
-# pyright: basic
-"""From a Hugging Face ``config.json`` to Megatron-Core's terms: Llama, Qwen2 and Qwen3, dense."""
+"""What a Hugging Face ``config.json`` says of a decoder, and whether the trainer can build it.
+
+Llama, Qwen2 and Qwen3, dense. Imports neither torch nor Megatron, so that a job can be checked
+before anything is started.
+"""
 
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
-from megatron.core.transformer import TransformerConfig
 
 from opdkit.protocols.config import ParallelSection
 from opdkit.protocols.errors import ConfigError
@@ -97,8 +97,8 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
             f"student.model has model_type {model_type!r}, but the trainer builds "
             f"{', '.join(SUPPORTED_MODEL_TYPES)} only"
         )
-    layer_types = set(values.get("layer_types") or ())
-    wanted = {
+    layer_types: set[str] = set(values.get("layer_types") or ())
+    wanted: dict[str, tuple[object, object]] = {
         "hidden_act": ("silu", values.get("hidden_act", "silu")),
         "attention_bias": (False, values.get("attention_bias", False)),
         "mlp_bias": (False, values.get("mlp_bias", False)),
@@ -115,7 +115,7 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 def _rope(values: Mapping[str, Any]) -> tuple[float, float | None]:
     """Return base and stretching factor; older files keep the base outside the other values."""
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope: Mapping[str, Any] = values.get("rope_parameters") or values.get("rope_scaling") or {}
     base = float(rope.get("rope_theta") or values.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0:
@@ -145,54 +145,3 @@ def check_parallel(architecture: Architecture, parallel: ParallelSection) -> Non
             raise ConfigError(
                 f"trainer.parallel.tensor is {size}, but must divide the model's {number} {name}"
             )
-
-
-def transformer_config(
-    architecture: Architecture, parallel: ParallelSection, *, dtype: torch.dtype, recompute: bool
-) -> TransformerConfig:
-    """Return Megatron-Core's configuration of this rank's model."""
-    recomputation: dict[str, Any] = (
-        {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-        if recompute
-        else {}
-    )
-    return TransformerConfig(
-        num_layers=architecture.num_layers,
-        hidden_size=architecture.hidden_size,
-        ffn_hidden_size=architecture.ffn_hidden_size,
-        num_attention_heads=architecture.num_heads,
-        num_query_groups=architecture.num_kv_groups,
-        kv_channels=architecture.head_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=architecture.norm_eps,
-        qk_layernorm=architecture.model_type == "qwen3",
-        add_qkv_bias=architecture.model_type == "qwen2",
-        add_bias_linear=False,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=parallel.tensor,
-        sequence_parallel=parallel.sequence,
-        bf16=dtype is torch.bfloat16,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        calculate_per_token_loss=True,
-        # Weights come from a file; drawing them first would only take time.
-        init_method=_leave_as_is,
-        output_layer_init_method=_leave_as_is,
-        embedding_init_method=_leave_as_is,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        **recomputation,
-    )
-
-
-def _leave_as_is(weight: torch.Tensor) -> torch.Tensor:
-    return weight

@@ -179,7 +179,9 @@ def _support(scores: Sequence[TeacherScores]) -> tuple[np.ndarray | None, np.nda
 def _cells(scores: TeacherScores, data: bytes, dtype: str, size: int, fill: float) -> np.ndarray:
     """Return [P, K] values, filled up to ``size`` columns."""
     cells = np.frombuffer(data, dtype).reshape(scores.num_positions, scores.support_size)
-    return np.pad(cells, ((0, 0), (0, size - scores.support_size)), constant_values=fill)
+    padded: np.ndarray = np.full((scores.num_positions, size), fill, dtype)
+    padded[:, : scores.support_size] = cells
+    return padded
 
 
 def _ids(segment: Segment) -> np.ndarray:
@@ -192,7 +194,8 @@ def _indices(segment: Segment) -> np.ndarray:
 
 def _sampled(segment: Segment) -> np.ndarray:
     if segment.sampler_logprobs:
-        return _floats(segment.sampler_logprobs)[_indices(segment)]
+        known: np.ndarray = _floats(segment.sampler_logprobs)[_indices(segment)]
+        return known
     return np.full(segment.num_supervised, np.nan)
 
 

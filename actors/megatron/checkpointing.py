@@ -52,7 +52,8 @@ def load_checkpoint(student: Student, path: str) -> None:
         != wanted["tensor_parallel"]
     ):
         del wanted["random"]
-    state = dist_checkpointing.load(wanted, path)
+    # Annotated as if it could return a list of files too.
+    state: Any = dist_checkpointing.load(wanted, path)
     student.model.module.load_state_dict(state["model"])
     student.optimizer.load_state_dict(state["optimizer"])
     # The schedule adds the saved number of steps to its own.
@@ -60,7 +61,7 @@ def load_checkpoint(student: Student, path: str) -> None:
     student.schedule.load_state_dict(state["schedule"])
     if "random" in state:
         torch.set_rng_state(state["random"]["torch"])
-        get_cuda_rng_tracker().set_states(state["random"]["megatron"])
+        _tracker().set_states(state["random"]["megatron"])
 
 
 def _sharded_state(student: Student, *, is_loading: bool) -> dict[str, Any]:
@@ -85,8 +86,13 @@ def _random_states() -> ShardedObject:
     """Return one entry a tensor-parallel rank: data-parallel ranks draw alike."""
     return ShardedObject(
         "random",
-        {"torch": torch.get_rng_state(), "megatron": get_cuda_rng_tracker().get_states()},
+        {"torch": torch.get_rng_state(), "megatron": _tracker().get_states()},
         (parallel_state.get_tensor_model_parallel_world_size(),),
         (parallel_state.get_tensor_model_parallel_rank(),),
         replica_id=parallel_state.get_data_parallel_rank(),
     )
+
+
+def _tracker() -> Any:
+    """Return Megatron's named random states; its annotation allows for none."""
+    return get_cuda_rng_tracker()

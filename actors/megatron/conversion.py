@@ -87,7 +87,8 @@ def split(name: str, whole: Tensor, architecture: Architecture) -> list[tuple[st
         groups, size = architecture.num_kv_groups, architecture.head_size
         query_rows = architecture.num_heads // groups * size
         by_group = whole.reshape(groups, query_rows + 2 * size, *whole.shape[1:])
-        parts = [part.flatten(0, 1) for part in by_group.split((query_rows, size, size), dim=1)]
+        by_kind = torch.split(by_group, [query_rows, size, size], dim=1)
+        parts = [part.flatten(0, 1) for part in by_kind]
     else:
         parts = whole.chunk(len(names))
     return list(zip(names, parts, strict=True))

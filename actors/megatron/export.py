@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opdkit.actors.megatron.conversion import split, unshard
 from opdkit.actors.megatron.model import DTYPES, Student
+from opdkit.actors.megatron.parallel import tensor_group
 from opdkit.actors.megatron.tensor_files import TensorShape, write_tensors
 from opdkit.protocols.ids import PolicyVersion
 from opdkit.protocols.messages import WeightManifest
@@ -74,7 +75,7 @@ def stream_hf(student: Student, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
 
     Other data-parallel replicas hold the same weights and take no part.
     """
-    group = parallel_state.get_tensor_model_parallel_group()
+    group = tensor_group()
     if parallel_state.get_data_parallel_rank() != 0:
         return
     for name, parameter in _parameters(student):

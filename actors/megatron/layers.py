@@ -27,7 +27,8 @@ def layer_spec(config: TransformerConfig) -> Any:
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
             qk_layernorm=config.qk_layernorm
         )
-    layer = gpt_layer_specs.get_gpt_layer_local_spec(
+    # A spec is a tree of whatever classes its modules want: Megatron types it as object.
+    layer: Any = gpt_layer_specs.get_gpt_layer_local_spec(
         normalization="RMSNorm", qk_layernorm=config.qk_layernorm
     )
     attention = layer.submodules.self_attention
@@ -38,7 +39,8 @@ def layer_spec(config: TransformerConfig) -> Any:
     layer.submodules = dataclasses.replace(
         layer.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm
     )
-    return TransformerBlockSubmodules([layer] * config.num_layers, RMSNorm)
+    final_norm: Any = RMSNorm
+    return TransformerBlockSubmodules([layer] * config.num_layers, final_norm)
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -48,7 +50,7 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(
             hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device()
         )
-        self.weight.sequence_parallel = config.sequence_parallel
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - no field of it
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]  # untyped base
@@ -58,6 +60,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]  # untyped base
         self, config: TransformerConfig, *, softmax_scale: float | None = None, **_: object
     ) -> None:
         super().__init__(config)
+        assert config.kv_channels is not None
         self._scale = softmax_scale or config.kv_channels**-0.5
 
     def forward(

@@ -1,8 +1,9 @@
+# pyright: basic
 """Where the ranks find each other."""
 
 import datetime
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 
 def open_store(host: str, *, port: int, world_size: int, timeout_s: float) -> TCPStore:

@@ -3,7 +3,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from opdkit.actors.megatron import architecture as hf
+from opdkit.actors.megatron.architecture import Architecture, check_parallel, read_architecture
 from opdkit.actors.megatron.batches import MicroBatch
 from opdkit.actors.megatron.conversion import load_weights
 from opdkit.actors.megatron.layers import layer_spec
 from opdkit.actors.megatron.settings import TrainerSettings
 from opdkit.actors.megatron.tensor_files import FolderTensors
+from opdkit.actors.megatron.transformer import transformer_config
 from opdkit.protocols.config import OptimizerSection
 from opdkit.protocols.errors import ConfigError
 
@@ -35,7 +36,7 @@ class Student:
     """What one rank trains. Everything in it is changed in place by a step."""
 
     settings: TrainerSettings
-    architecture: hf.Architecture
+    architecture: Architecture
     model: Any
     """``DistributedDataParallel`` around ``StudentModel``."""
     optimizer: Any
@@ -45,7 +46,7 @@ class Student:
 class StudentModel(GPTModel):  # type: ignore[misc]  # untyped base
     """Megatron's GPT, whose output layer sees only the positions that the loss asks for."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.config.sequence_parallel:
             # forward() gathers the sequence before it selects rows, so the layer must not.
@@ -72,6 +73,7 @@ class StudentModel(GPTModel):  # type: ignore[misc]  # untyped base
             if self.share_embeddings_and_output_weights
             else None
         )
+        logits_P1V: Tensor
         logits_P1V, _ = self.output_layer(hidden_T1H[batch.rows_P], weight=weight)
         return logits_P1V[:, 0]
 
@@ -83,14 +85,14 @@ def build_student(settings: TrainerSettings) -> Student:
         ConfigError: the model folder, or how it is to be split, is not supported.
     """
     parallel = settings.trainer.parallel
-    architecture = hf.read_architecture(settings.model)
-    hf.check_parallel(architecture, parallel)
+    architecture = read_architecture(settings.model)
+    check_parallel(architecture, parallel)
     if settings.num_vocab > architecture.vocab_size:
         raise ConfigError(
             f"num_vocab is {settings.num_vocab}, but the student has "
             f"{architecture.vocab_size} logits only"
         )
-    config = hf.transformer_config(
+    config = transformer_config(
         architecture,
         parallel,
         dtype=DTYPES[settings.dtype],
@@ -123,7 +125,7 @@ def build_student(settings: TrainerSettings) -> Student:
     )
 
 
-def _sum_gradients(models: Sequence[Any], num_tokens: object, **options: Any) -> None:
+def _sum_gradients(models: list[Any], num_tokens: object, **options: Any) -> None:
     """Sum over ranks, and divide by nothing: the weights of the loss hold the denominator."""
     finalize_model_grads(models, None, **options)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from megatron.core import parallel_state
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]  # not in its __all__
 
 from opdkit.actors.megatron import checkpointing, export, parallel, training_step
 from opdkit.actors.megatron.batches import MicroBatch, build_microbatches

@@ -1,3 +1,4 @@
+# pyright: basic
 """Safetensors files: read by name across a model folder, and written tensor by tensor.
 
 Written here rather than by the library, which wants all tensors in memory at once.
@@ -97,7 +98,7 @@ def write_tensors(
                     raise ValueError(f"the next tensor of {path} should be {shape}, got {actual}")
                 flat = tensor.detach().contiguous().cpu().reshape(-1)
                 checksum.add(name, flat)
-                file.write(flat.view(torch.uint8).numpy())
+                file.write(flat.view(torch.uint8).numpy().data)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

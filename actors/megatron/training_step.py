@@ -20,6 +20,7 @@ from torch import Tensor
 
 from opdkit.actors.megatron.batches import MicroBatch
 from opdkit.actors.megatron.model import Student, evaluating
+from opdkit.actors.megatron.parallel import tensor_group
 from opdkit.engine.losses import position_losses, token_logprobs
 from opdkit.protocols.config import LossSection
 from opdkit.protocols.messages import EvaluationReport, StepPlan, StepReport
@@ -143,7 +144,7 @@ def _measure(
 ) -> Tensor:
     """Return the micro-batch's part of the global loss, and count what the report needs."""
     settings = student.settings
-    group = parallel_state.get_tensor_model_parallel_group()
+    group = tensor_group()
     result = position_losses(
         logits_PV,
         teacher_ids_PK=batch.teacher_ids_PK,

@@ -1,3 +1,4 @@
+# pyright: basic
 """Trainer ranks as Ray actors: a step, a checkpoint, a death, and errors by their names."""
 
 import asyncio
@@ -14,7 +15,6 @@ import ray
 import uvloop
 
 from opdkit.actors.trainer_group import TrainerGroup
-from opdkit.actors.weight_checksum import checksum_of
 from opdkit.protocols.config import DeadlineSection
 from opdkit.protocols.errors import ConfigError, StartupTimeout, TrainerError
 from opdkit.protocols.ids import PolicyVersion
@@ -39,6 +39,7 @@ class Payloads:
         self._payloads = {name: msgspec.msgpack.encode(sample) for name, sample in samples.items()}
 
     async def fetch(self, sample_ids: Sequence[str]) -> list[bytes]:
+        """Return them in the order asked."""
         if "slow" in sample_ids:
             await asyncio.Event().wait()
         return [self._payloads[name] for name in sample_ids]
@@ -46,18 +47,21 @@ class Payloads:
 
 @pytest.fixture(scope="module")
 def run_real() -> Iterator[RunReal]:
-    """Run coroutines on one loop beside a private Ray cluster."""
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
-    )
+    """Run coroutines on one loop beside a private Ray cluster: the session's, or one of our own."""
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
+        )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         yield runner.run
-    ray.shutdown()
+    if is_ours:
+        ray.shutdown()
 
 
 def samples_of_a_step() -> list[Sample]:
@@ -75,11 +79,11 @@ def group_for(
     )
 
 
-def test_group_trains_exports_and_goes_back_to_a_checkpoint(
+def test_group_trains_loses_a_rank_and_goes_on_from_its_checkpoint(
     run_real: RunReal, tmp_path: Path
 ) -> None:
-
     model = write_model(tmp_path / "model", kind="llama", tied=True)
+    checkpoint = str(tmp_path / "checkpoint")
     plan = make_plan(samples_of_a_step(), data=2)
 
     async def scenario() -> None:
@@ -87,73 +91,36 @@ def test_group_trains_exports_and_goes_back_to_a_checkpoint(
         try:
             await group.prefetch(plan)
             first = await group.train(plan)
-            await group.save(str(tmp_path / "checkpoint"))
-            manifest = await group.export(PolicyVersion(1))
+            await group.save(checkpoint)
+            for version in (1, 2, 3):
+                manifest = await group.export(PolicyVersion(version))
+                assert manifest.policy_version == version
             async with asyncio.TaskGroup() as tasks:
                 training = tasks.create_task(group.train(plan))
                 tasks.create_task(group.prefetch(plan))
             second = training.result()
             evaluation = await group.evaluate(plan)
-            await group.export(PolicyVersion(2))
-            await group.export(PolicyVersion(3))
+
+            victim = await group._ranks[1].__ray_call__.remote(lambda _: os.getpid())
+            os.kill(victim, signal.SIGKILL)
+            with pytest.raises(TrainerError, match=r"^trainer train: rank 1: died"):
+                await group.train(plan)
             await group.shutdown()
             await group.start()
-            await group.load(str(tmp_path / "checkpoint"))
+            await group.load(checkpoint)
             again = await group.train(plan)
         finally:
             await group.shutdown()
         assert first.num_supervised == plan.num_supervised
         assert first.num_microbatches == len(plan.microbatches[0])
-        assert 0.0 <= first.fetch_s < first.step_s
         assert second.loss < first.loss
         assert (again.loss, again.grad_norm) == (second.loss, second.grad_norm)
         assert evaluation.num_samples == 7
         assert 0.0 < evaluation.reverse_kl < second.loss
-        assert manifest.policy_version == 1
-        kept = sorted(path.name for path in (tmp_path / "export").iterdir())
-        assert kept == ["policy-00000002.safetensors", "policy-00000003.safetensors"]
 
     run_real(scenario())
-
-
-def test_manifest_proves_the_file(run_real: RunReal, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    model = write_model(tmp_path / "model", kind="llama", tied=True)
-
-    async def scenario() -> None:
-        group = await group_for(model, tensor=2).start()
-        try:
-            manifest = await group.export(PolicyVersion(0))
-        finally:
-            await group.shutdown()
-        assert checksum_of(load_file(manifest.location).items()) == manifest.checksum
-        assert os.path.getsize(manifest.location) == manifest.num_bytes
-
-    run_real(scenario())
-
-
-def test_rank_that_dies_in_a_step_is_named_and_the_group_can_start_again(
-    run_real: RunReal, tmp_path: Path
-) -> None:
-    model = write_model(tmp_path / "model", kind="llama", tied=True)
-    samples = samples_of_a_step()
-
-    async def scenario() -> None:
-        group = await group_for(model, data=2).start()
-        try:
-            victim = await group._ranks[1].__ray_call__.remote(lambda _: os.getpid())
-            os.kill(victim, signal.SIGKILL)
-            with pytest.raises(TrainerError, match="^trainer train: rank 1: died"):
-                await group.train(make_plan(samples, data=2))
-            await group.shutdown()
-            await group.start()
-            report = await group.train(make_plan(samples, data=2))
-            assert not report.skipped
-        finally:
-            await group.shutdown()
-
-    run_real(scenario())
+    kept = sorted(path.name for path in (tmp_path / "export").iterdir())
+    assert kept == ["policy-00000002.safetensors", "policy-00000003.safetensors"]
 
 
 def test_rank_that_does_not_answer_is_named(run_real: RunReal, tmp_path: Path) -> None:
@@ -163,7 +130,7 @@ def test_rank_that_does_not_answer_is_named(run_real: RunReal, tmp_path: Path) -
     async def scenario() -> None:
         group = await group_for(model, DeadlineSection(step_s=0.5)).start()
         try:
-            with pytest.raises(TrainerError, match="no answer from rank 0 within 0.5 s"):
+            with pytest.raises(TrainerError, match=r"no answer from rank 0 within 0\.5 s"):
                 await group.prefetch(make_plan(slow))
         finally:
             await group.shutdown()
@@ -175,9 +142,9 @@ def test_mistakes_in_the_job_come_as_what_they_are(run_real: RunReal, tmp_path: 
     model = write_model(tmp_path / "model", kind="llama", tied=True)
 
     async def scenario() -> None:
-        with pytest.raises(ConfigError, match=r"tensor is 4, but must divide .* key-value groups"):
-            await group_for(model, tensor=4).start()
-        with pytest.raises(StartupTimeout, match=r"1 ranks were not ready within 0.01 s"):
+        with pytest.raises(ConfigError, match=r"num_vocab is 94, but the student has 93"):
+            await group_for(model, num_vocab=94).start()
+        with pytest.raises(StartupTimeout, match=r"1 ranks were not ready within 0\.01 s"):
             await group_for(model, DeadlineSection(startup_s=0.01)).start()
 
     run_real(scenario())

@@ -1,3 +1,4 @@
+# pyright: basic
 """Micro models written by transformers, and samples of random tokens with random teachers."""
 
 import warnings
@@ -52,7 +53,8 @@ def write_model(folder: Path, *, kind: str, tied: bool, seed: int = 0, **changes
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[kind](**values))
+        # transformers annotates nothing here.
+        model: Any = AutoModelForCausalLM.from_config(CONFIGS[kind](**values))  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.1)
         model.save_pretrained(folder)
@@ -70,7 +72,7 @@ def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
 
 def settings_for(model: Path, *, data: int = 1, tensor: int = 1, **changes: Any) -> TrainerSettings:
     """Return settings in float32 with a constant learning rate."""
-    trainer_changes = {
+    trainer_changes: dict[str, Any] = {
         name: changes.pop(name) for name in ("recompute", "optimizer") if name in changes
     }
     trainer = TrainerSection(

@@ -1,3 +1,4 @@
+# pyright: basic
 """Run a function as N gloo ranks, each a process forked from one that has Megatron imported."""
 
 import multiprocessing

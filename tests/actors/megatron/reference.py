@@ -1,3 +1,4 @@
+# pyright: basic
 """A dense float64 trainer in a few lines: transformers' model, one sequence at a time, AdamW."""
 
 from pathlib import Path
@@ -18,12 +19,13 @@ class DenseTrainer:
     def __init__(self, model: Path, loss: LossSection, optimizer: OptimizerSection) -> None:
         self.model = load_model(model, torch.float64)
         self._loss, self._section = loss, optimizer
-        parameters = list(self.model.parameters())
+        parameters: list[Tensor] = list(self.model.parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": [one for one in parameters if one.ndim > 1]},
+            {"params": [one for one in parameters if one.ndim == 1], "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim > 1]},
-                {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-            ],
+            groups,
             lr=optimizer.lr,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.eps,
@@ -41,10 +43,33 @@ class DenseTrainer:
             loss = torch.cat(counted).mean()
         else:
             loss = torch.stack([losses.mean() for losses in counted]).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._section.clip_grad)
         self._optimizer.step()
         return float(loss.detach()), float(norm)
+
+    def diagnostics(
+        self, samples: list[Sample], *, sampling_temperature: float
+    ) -> tuple[float, float, float]:
+        """Return means of log Q - log P, of |log Q - sampler's|, and of Q on the support."""
+        ratios, gaps, masses = [], [], []
+        for scored in (scored for sample in samples for scored in sample.segments):
+            ids = torch.tensor(np.frombuffer(scored.segment.token_ids, "<i4").astype(np.int64))
+            mask = torch.tensor(np.frombuffer(scored.segment.loss_mask, np.uint8).astype(bool))
+            with torch.no_grad():
+                logits = self.model(ids[None]).logits[0, :-1][mask[1:]]
+            targets = ids[mask][:, None]
+            log_q = logits.log_softmax(-1).gather(1, targets)[:, 0]
+            at_sampling = (logits / sampling_temperature).log_softmax(-1).gather(1, targets)[:, 0]
+            sampled = torch.tensor(np.frombuffer(scored.segment.sampler_logprobs, "<f4").copy())
+            log_p = torch.tensor(np.frombuffer(scored.scores.sampled_logprobs, "<f4").copy())
+            support = torch.tensor(np.frombuffer(scored.scores.token_ids, "<i4").astype(np.int64))
+            support = support.reshape(len(targets), -1)
+            ratios.append(log_q - log_p)
+            gaps.append((at_sampling - sampled[mask]).abs())
+            masses.append(logits.softmax(-1).gather(1, support).sum(-1))
+        ratio, gap, mass = (float(torch.cat(one).mean()) for one in (ratios, gaps, masses))
+        return ratio, gap, mass
 
     def _position_losses(self, scored: ScoredSegment) -> Tensor:
         ids = torch.tensor(np.frombuffer(scored.segment.token_ids, "<i4").astype(np.int64))

@@ -1,3 +1,4 @@
+# pyright: basic
 """Training goes on from a checkpoint as if it had not stopped."""
 
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_checkpoint_of_one_rank_loads_on_two(tmp_path: Path, layout: dict[str, A
 def test_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", kind="llama", tied=True)
     samples = [make_sample("only", lengths=(9,), seed=1)]
-    with pytest.raises(AssertionError, match="ConfigError: .* holds no complete"):
+    with pytest.raises(AssertionError, match=r"ConfigError: .* holds no complete"):
         run_ranks(
             load_and_finish, settings_for(model), [make_plan(samples)], by_id(samples), "nowhere"
         )

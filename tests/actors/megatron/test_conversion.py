@@ -1,3 +1,4 @@
+# pyright: basic
 """Weights read from, and written to, Hugging Face's format."""
 
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from opdkit.actors.weight_checksum import checksum_of
 from tests.actors.megatron.micro import (
     VOCAB_SIZE,
     by_id,
@@ -62,7 +64,10 @@ def test_model_computes_and_returns_what_transformers_wrote(
 
     original = load_file(model / "model.safetensors")
     saved = load_file(tmp_path / "saved" / "model.safetensors")
-    exported = load_file(results[0][1].location)
+    manifest = results[0][1]
+    exported = load_file(manifest.location)
+    assert checksum_of(exported.items()) == manifest.checksum
+    assert Path(manifest.location).stat().st_size == manifest.num_bytes
     assert original.keys() == saved.keys() == exported.keys()
     assert all(torch.equal(original[name], saved[name]) for name in original)
     assert all(torch.equal(original[name], exported[name]) for name in original)

@@ -1,3 +1,4 @@
+# pyright: basic
 """Steps of one rank and of several against a dense float64 reference."""
 
 from pathlib import Path
@@ -83,6 +84,50 @@ def test_gradient_is_that_of_the_dense_reference(tmp_path: Path, loss: LossSecti
     for name, expected in named(reference.model, gradients=True).items():
         actual = torch.tensor(gradients[name]).double()
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-7, msg=name)
+
+
+def train_and_evaluate(session: Any, plan: StepPlan, samples: dict[str, Sample]) -> Any:
+    """Return the evaluation before the step, and the step's report."""
+    return session.evaluate(plan, samples), session.train(plan, samples)
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"data": 2}, {"tensor": 2}], ids=["1", "data-2", "tensor-2"]
+)
+def test_reports_are_exact_means_over_all_ranks(tmp_path: Path, layout: dict[str, Any]) -> None:
+    model = write_model(tmp_path / "model", kind="llama", tied=True)
+    samples = steps_of_samples()[0]
+    jsd = LossSection(divergence="jsd", beta=0.5, top_k=8, normalize="sequence")
+    settings = settings_for(model, loss=jsd, sampling_temperature=0.7, **layout)
+    plan = make_plan(samples, data=layout.get("data", 1))
+    results = run_ranks(train_and_evaluate, settings, plan, by_id(samples))
+    measured = LossSection(divergence="reverse_kl", top_k=8)
+    reverse_kl, _ = DenseTrainer(model, measured, UNCLIPPED).step(samples)
+    reference = DenseTrainer(model, jsd, UNCLIPPED)
+    ratio, gap, mass = reference.diagnostics(samples, sampling_temperature=0.7)
+    for evaluation, report in results:
+        assert report.reverse_kl_estimate == pytest.approx(ratio, rel=1e-5)
+        assert report.sampler_gap == pytest.approx(gap, rel=1e-5)
+        assert report.student_mass == pytest.approx(mass, rel=1e-5)
+        assert report.num_uncovered == 0
+        assert report.num_tokens == sum(
+            scored.segment.num_tokens for sample in samples for scored in sample.segments
+        )
+        assert evaluation.reverse_kl == pytest.approx(reverse_kl, rel=1e-5)
+        assert evaluation.reverse_kl_estimate == pytest.approx(ratio, rel=1e-5)
+        assert evaluation.num_samples == SAMPLES_PER_STEP
+        assert evaluation.num_supervised == plan.num_supervised
+
+
+def test_bfloat16_follows_the_reference_closely(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", kind="llama", tied=True)
+    batches = steps_of_samples()
+    settings = settings_for(model, dtype="bfloat16", optimizer=CLIPPED)
+    plans = [make_plan(samples) for samples in batches]
+    [(reports, _, _)] = run_ranks(train, settings, plans, [by_id(one) for one in batches])
+    reference = DenseTrainer(model, settings.loss, CLIPPED)
+    for samples, report in zip(batches, reports, strict=True):
+        assert report.loss == pytest.approx(reference.step(samples)[0], rel=0.01)
 
 
 LAYOUTS = {
