@@ -1,3 +1,4 @@
+# pyright: basic
 """What this machine's arithmetic units can do."""
 
 import torch
@@ -9,6 +10,6 @@ def native_bfloat16() -> bool:
     Elsewhere a CPU emulates them, slower than float32.
     """
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = torch.cpu.get_capabilities()
     return bool(flags.get("avx512_bf16") or flags.get("amx_bf16"))

@@ -1,3 +1,4 @@
+# pyright: basic
 """A checksum of named tensors, the same on both sides of a weight transfer, at memory speed.
 
 The bytes of a tensor are read as little-endian 64-bit words (the last one filled with zeros) and
