@@ -12,6 +12,10 @@ CLUSTER_ENVIRONMENT: Mapping[str, str] = {
     # processor time of a call, and streams with back-pressure. 4 MiB is gRPC's own limit.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+    # The mode above also opens an HTTP port on each replica, which nobody uses here, and then keeps
+    # every replica that is to go for half a minute.
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     # A thread that has crashed worker processes at their start.
     "RAY_enable_metrics_collection": "0",
     "RAY_USAGE_STATS_ENABLED": "0",

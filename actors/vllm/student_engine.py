@@ -15,7 +15,7 @@ The order of an update, and what it keeps true:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from itertools import count
@@ -29,11 +29,16 @@ from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from opdkit.actors.vllm.engine_process import engine_errors, start_engine
+from opdkit.actors.vllm.engine_process import (
+    engine_errors,
+    prompt_ids,
+    start_engine,
+    stop_engine,
+)
 from opdkit.actors.vllm.engine_settings import student_arguments
 from opdkit.actors.vllm.stage_clock import StageClock
 from opdkit.actors.vllm.student_stats import StudentStats
-from opdkit.actors.vllm.token_chunks import ids_from_bytes, sampling_params, token_chunk
+from opdkit.actors.vllm.token_chunks import sampling_params, token_chunk
 from opdkit.actors.vllm.version_spans import VersionStarts
 from opdkit.protocols.config import EngineSection
 from opdkit.protocols.errors import GenerationError, PromptError, WeightUpdateError
@@ -78,7 +83,7 @@ class StudentEngine:
             GenerationError: the engine answered for another prompt.
             ReplicaLost: the engine's process died.
         """
-        prompt = ids_from_bytes(request.token_ids)
+        prompt = prompt_ids(self._engine, request.token_ids)
         params = sampling_params(request, max_tokens=self._room(prompt, request.max_tokens))
         with self._clock.request(len(prompt)), engine_errors(f"request {request.request_id}"):
             is_done = False
@@ -120,8 +125,13 @@ class StudentEngine:
         self._last_update_s = perf_counter() - began_s
         return checksum
 
-    async def probe(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return [T-1] float32: log-probability of each id but the first, at temperature 1."""
+    async def probe(self, token_ids: bytes) -> npt.NDArray[np.float32]:
+        """Return [T-1]: log-probability of each of [T] int32 ids but the first, at temperature 1.
+
+        Raises:
+            PromptError: ids that the model does not have, or too many.
+            ReplicaLost: the engine's process died.
+        """
         params = SamplingParams(
             max_tokens=1,
             prompt_logprobs=0,
@@ -129,7 +139,7 @@ class StudentEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = tokens_input(list(token_ids))
+        prompt = tokens_input(prompt_ids(self._engine, token_ids))
         outputs = self._engine.generate(prompt, params, self._next_id("probe"))
         with engine_errors("probe"):
             async with aclosing(outputs):
@@ -158,8 +168,8 @@ class StudentEngine:
         )
 
     def stop(self) -> None:
-        """End the engine's process at once."""
-        self._engine.shutdown(timeout=0)
+        """End the engine's process at once; on the event loop."""
+        stop_engine(self._engine)
 
     async def _attempt(
         self, request_id: str, prompt: list[int], params: SamplingParams

@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 from ray import serve
 
 from opdkit.actors.board_access import BoardAddress, RemoteBoard
@@ -55,7 +54,7 @@ class StudentReplica:
 
     async def probe(self, token_ids: bytes) -> bytes:
         """Return [T-1] float32 log-probabilities of [T] int32 ids: for self-tests."""
-        logprobs = await self._engine.probe(np.frombuffer(token_ids, "<i4").tolist())
+        logprobs = await self._engine.probe(token_ids)
         return logprobs.astype("<f4").tobytes()
 
     async def stats(self) -> bytes:

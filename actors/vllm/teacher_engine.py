@@ -12,11 +12,15 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsTensors
 
-from opdkit.actors.vllm.engine_process import engine_errors, start_engine
+from opdkit.actors.vllm.engine_process import (
+    engine_errors,
+    prompt_ids,
+    start_engine,
+    stop_engine,
+)
 from opdkit.actors.vllm.engine_settings import num_prompt_logprobs, teacher_arguments
 from opdkit.actors.vllm.score_packing import PromptLogprobs, pack_scores, supervised_positions
 from opdkit.actors.vllm.stage_clock import StageClock
-from opdkit.actors.vllm.token_chunks import ids_from_bytes
 from opdkit.engine.credits import Credits
 from opdkit.protocols.config import LossSection, TeacherSection
 from opdkit.protocols.errors import ConfigError, PromptError, ReplicaLost
@@ -73,7 +77,7 @@ class TeacherEngine:
         engine = await start_engine(partial(teacher_arguments, section, loss=loss))
         width = engine.model_config.get_vocab_size()
         if vocab_size > width:
-            engine.shutdown(timeout=0)
+            stop_engine(engine)
             raise ConfigError(
                 f"the shared vocabulary has {vocab_size} ids, but teacher {section.name} only "
                 f"{width}"
@@ -90,7 +94,7 @@ class TeacherEngine:
             ReplicaLost: the engine's process died.
         """
         supervised_positions(request)
-        prompt = ids_from_bytes(request.token_ids)
+        prompt = prompt_ids(self._engine, request.token_ids)
         self._check_length(request.sample_id, len(prompt))
         async with self._credits.borrow(len(prompt) * self._num_columns):
             with self._clock.request(len(prompt)), engine_errors(f"sample {request.sample_id}"):
@@ -122,8 +126,8 @@ class TeacherEngine:
         return self._clock.read()
 
     def stop(self) -> None:
-        """End the engine's process at once."""
-        self._engine.shutdown(timeout=0)
+        """End the engine's process at once; on the event loop."""
+        stop_engine(self._engine)
 
     async def _prompt_logprobs(self, sample_id: str, prompt: list[int]) -> LogprobsTensors:
         request_id = f"{sample_id}/{next(self._serial)}"

@@ -14,12 +14,6 @@ STREAM_INTERVAL_TOKENS = 16
 """Tokens between two chunks of one reply, after the first token: each chunk costs one message."""
 
 
-def ids_from_bytes(data: bytes) -> list[int]:
-    """Return int32 ids as the list that vLLM wants."""
-    token_ids: list[int] = np.frombuffer(data, "<i4").tolist()
-    return token_ids
-
-
 def sampling_params(request: GenerateRequest, *, max_tokens: int) -> SamplingParams:
     """Ask for ids with the log-probability of each sampled token, as they come, and no text."""
     return SamplingParams(

@@ -53,5 +53,5 @@ def cluster(run_real: RunReal) -> Iterator[None]:
 
     run_real(start())
     yield
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()

@@ -46,7 +46,8 @@ def make_micro_model(folder: Path, *, seed: int, tied: bool) -> Any:
 def random_model(config: Any, *, seed: int) -> Any:
     """Return a model of this shape with weights drawn from ``seed``."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    cls: Any = AutoModelForCausalLM  # has no types
+    model = cls.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -75,7 +76,7 @@ def logprobs_of(model: Any, token_ids: list[int], *, temperature: float = 1.0) -
     return torch.log_softmax(logits / temperature, dim=-1)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -87,7 +88,8 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
     text = json.dumps({f"key {n}": f"the value of {n} is {n * n}" for n in range(200)})
     tokenizer.train_from_iterator([text], trainer)
-    wrapped = PreTrainedTokenizerFast(
+    cls: Any = PreTrainedTokenizerFast  # has no types
+    wrapped = cls(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",

@@ -63,13 +63,12 @@ def test_nobody_overtakes_a_large_borrower(run: Run) -> None:
             async with credits_.borrow(amount):
                 order.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            async with credits_.borrow(5):
-                group.create_task(borrow("large", 8))
-                await settle()
-                group.create_task(borrow("small", 1))
-                await settle()
-                assert order == []
+        async with asyncio.TaskGroup() as group, credits_.borrow(5):
+            group.create_task(borrow("large", 8))
+            await settle()
+            group.create_task(borrow("small", 1))
+            await settle()
+            assert order == []
         assert order == ["large", "small"]
 
     run(scenario())
@@ -84,15 +83,14 @@ def test_a_cancelled_wait_lets_the_next_one_in(run: Run) -> None:
             async with credits_.borrow(amount):
                 order.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            async with credits_.borrow(5):
-                large = group.create_task(borrow("large", 8))
-                await settle()
-                group.create_task(borrow("small", 1))
-                await settle()
-                large.cancel()
-                await settle()
-                assert order == ["small"]
+        async with asyncio.TaskGroup() as group, credits_.borrow(5):
+            large = group.create_task(borrow("large", 8))
+            await settle()
+            group.create_task(borrow("small", 1))
+            await settle()
+            large.cancel()
+            await settle()
+            assert order == ["small"]
         assert credits_.free == 10
 
     run(scenario())

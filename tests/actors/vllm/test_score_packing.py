@@ -118,7 +118,7 @@ def test_positions_that_predict_nothing_are_rejected(rows: Floats, positions: li
 def test_scores_that_are_no_numbers_are_rejected(rows: Floats, value: float) -> None:
     prompt = as_vllm_does(rows, 2)
     prompt.logprobs[1, 2] = value
-    with pytest.raises(NonFiniteScoresError, match="s7: 1 of .* at position 2"):
+    with pytest.raises(NonFiniteScoresError, match=r"s7: 1 of .* at position 2"):
         pack_scores(request(), prompt, vocab_size=WIDTH, top_k=2)
 
 

@@ -190,8 +190,11 @@ def test_new_weights_reach_sequences_in_flight(served: Served, run_real: RunReal
 
     replies = run_real(update_in_flight())
     for reply in replies:
-        assert 1 + len(reply.token_ids) == 480
-        assert {span.policy_version for span in reply.spans} == {0, 1}
+        versions = [span.policy_version for span in reply.spans]
+        assert versions == sorted(versions)
+        assert sum(span.num_tokens for span in reply.spans) == len(reply.token_ids)
+        assert reply.finish_reason in {"length", "stop"}  # a random model may end by itself
+    assert any({0, 1} == {span.policy_version for span in reply.spans} for reply in replies)
     after = run_real(collect(served.student.generate(request("after"))))
     expected = sampled_logprobs(newer, after.token_ids)
     np.testing.assert_allclose(after.logprobs, expected, atol=TOLERANCE)

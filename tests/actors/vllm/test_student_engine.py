@@ -2,8 +2,6 @@
 """One engine of a student whose output layer is tied to its embedding: updates, good and bad."""
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,14 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from opdkit.actors.ray_environment import engine_environment
 from opdkit.actors.weight_checksum import checksum_of
-from opdkit.protocols.config import PlacementSection, StudentSection
-from opdkit.protocols.errors import WeightUpdateError
+from opdkit.protocols.config import StudentSection
+from opdkit.protocols.errors import PromptError, WeightUpdateError
 from opdkit.protocols.ids import PolicyVersion
 from opdkit.protocols.messages import WeightManifest
 from tests.actors.conftest import RunReal
-from tests.actors.micro_model import logprobs_of, make_micro_model, publishable, random_model
+from tests.actors.micro_model import (
+    VOCAB_SIZE,
+    logprobs_of,
+    make_micro_model,
+    publishable,
+    random_model,
+)
 from tests.actors.vllm.replies import PROMPT, TOLERANCE, Reply, collect, request, sampled_logprobs
 
 pytestmark = [
@@ -48,7 +51,9 @@ class Fixture:
 
 
 @pytest.fixture(scope="module")
-def tied(run_real: RunReal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fixture]:
+def tied(
+    vllm_environment: None, run_real: RunReal, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fixture]:
     folder = tmp_path_factory.mktemp("tied")
     model = make_micro_model(folder / "model", seed=0, tied=True)
     section = StudentSection(
@@ -58,22 +63,22 @@ def tied(run_real: RunReal, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         max_num_seqs=2,
         kv_cache_mib=32,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in engine_environment(PlacementSection(), is_eager=True).items():
-            patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        from opdkit.actors.vllm.student_engine import StudentEngine
+    from opdkit.actors.vllm.student_engine import StudentEngine
 
-        engine = run_real(StudentEngine.start(section, seed=0))
-        manifest = publishable(model, folder / "v0.safetensors", version=0)
-        run_real(engine.apply(manifest))
-        yield Fixture(engine=engine, model=model, manifest=manifest, folder=folder)
+    engine = run_real(StudentEngine.start(section, seed=0))
+    manifest = publishable(model, folder / "v0.safetensors", version=0)
+    run_real(engine.apply(manifest))
+    yield Fixture(engine=engine, model=model, manifest=manifest, folder=folder)
+
+    async def stop() -> None:
         engine.stop()
+
+    run_real(stop())
 
 
 def probe_error(tied: Fixture, run_real: RunReal, model: Any) -> float:
     """Return how far the engine is from a model on a fixed sequence, in nats."""
-    found = run_real(tied.engine.probe(PROMPT))
+    found = run_real(tied.engine.probe(np.asarray(PROMPT, "<i4").tobytes()))
     rows = logprobs_of(model, PROMPT)
     expected = rows[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])].numpy()
     return float(np.abs(found - expected).max())
@@ -84,19 +89,39 @@ def test_a_stream_comes_in_chunks_and_says_why_it_ended(tied: Fixture, run_real:
     assert (len(reply.token_ids), reply.num_chunks, reply.finish_reason) == (40, 4, "length")
 
 
+def test_ids_that_the_model_does_not_have_cost_their_request_only(
+    tied: Fixture, run_real: RunReal
+) -> None:
+    for wrong in (VOCAB_SIZE, -1):
+        with pytest.raises(PromptError, match=f"id {wrong} at position 1"):
+            run_real(collect(tied.engine.generate(request("foreign", prompt=[5, wrong]))))
+    run_real(tied.engine.check_health())
+
+
 def test_the_reply_is_cut_where_the_context_ends(tied: Fixture, run_real: RunReal) -> None:
     reply = run_real(collect(tied.engine.generate(request("cut", prompt=[7] * 508))))
     assert len(reply.token_ids) == 4
 
 
-def test_the_models_own_end_of_sequence_stops_a_reply(tied: Fixture, run_real: RunReal) -> None:
+def test_a_stop_token_ends_a_reply_and_is_kept(tied: Fixture, run_real: RunReal) -> None:
     first = run_real(collect(tied.engine.generate(request("any", max_tokens=8))))
-    stopping = msgspec.structs.replace(
-        request("stop", max_tokens=8), stop_token_ids=(first.token_ids[3],)
-    )
+    stop = first.token_ids[3]
+    stopping = msgspec.structs.replace(request("stop", max_tokens=8), stop_token_ids=(stop,))
     reply = run_real(collect(tied.engine.generate(stopping)))
-    end = first.token_ids.index(first.token_ids[3]) + 1
+    end = first.token_ids.index(stop) + 1
     assert (reply.token_ids, reply.finish_reason) == (first.token_ids[:end], "stop")
+
+
+def test_the_models_own_end_of_sequence_stops_a_reply(tied: Fixture, run_real: RunReal) -> None:
+    eager = random_model(tied.model.config, seed=6)
+    with torch.no_grad():
+        # After the prompt, the output layer's row of this id gives by far the largest logit.
+        state = eager.model(torch.tensor([PROMPT])).last_hidden_state[0, -1]
+        eager.model.embed_tokens.weight[eager.config.eos_token_id] = 10 * state
+    run_real(tied.engine.apply(publishable(eager, tied.folder / "e.safetensors", version=6)))
+    reply = run_real(collect(tied.engine.generate(request("eos"))))
+    assert (reply.token_ids, reply.finish_reason) == ([eager.config.eos_token_id], "stop")
+    run_real(tied.engine.apply(tied.manifest))
 
 
 def wrong_name(tensors: dict[str, torch.Tensor]) -> None:
