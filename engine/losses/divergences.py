@@ -83,18 +83,9 @@ def position_losses(
     shard = shard_of(logits_PV, num_vocab=num_vocab, group=group)
     objective = _objective(loss, shard, is_full=teacher_ids_PK is None)
     needs_gradient = logits_PV.requires_grad and torch.is_grad_enabled()
-    last_id = shard.first_id + shard.num_columns
-
-    def chunk_losses(rows: slice) -> ChunkLosses:
-        logits_CV = logits_PV.detach()[rows, : shard.num_columns]
-        if teacher_ids_PK is None:
-            teacher_CV = teacher_logprobs_PK[rows, shard.first_id : last_id]
-            return full_losses(logits_CV, teacher_CV, objective, needs_gradient=needs_gradient)
-        ids_CK, logprobs_CK = teacher_ids_PK[rows], teacher_logprobs_PK[rows]
-        return top_k_losses(
-            logits_CV, ids_CK, logprobs_CK, objective, needs_gradient=needs_gradient
-        )
-
+    chunk_losses = _chunk_losses(
+        logits_PV.detach(), teacher_ids_PK, teacher_logprobs_PK, objective, needs_gradient
+    )
     return PositionLosses(*_InChunks.apply(logits_PV, chunk_losses, chunk_cells, needs_gradient))  # type: ignore[no-untyped-call]
 
 
@@ -111,6 +102,33 @@ def _objective(loss: LossSection, shard: VocabularyShard, *, is_full: bool) -> O
         )
     beta = loss.beta if loss.beta is not None else BETAS[loss.divergence]
     return Objective(beta, loss.temperature, loss.tail, shard)
+
+
+def _chunk_losses(
+    logits_PV: Tensor,
+    ids_PK: Tensor | None,
+    logprobs_PK: Tensor,
+    objective: Objective,
+    needs_gradient: bool,
+) -> Callable[[slice], ChunkLosses]:
+    first_id, num_columns = objective.shard.first_id, objective.shard.num_columns
+
+    def full(rows: slice) -> ChunkLosses:
+        teacher_CV = logprobs_PK[rows, first_id : first_id + num_columns]
+        logits_CV = logits_PV[rows, :num_columns]
+        return full_losses(logits_CV, teacher_CV, objective, needs_gradient=needs_gradient)
+
+    def top_k(rows: slice) -> ChunkLosses:
+        assert ids_PK is not None
+        return top_k_losses(
+            logits_PV[rows, :num_columns],
+            ids_PK[rows],
+            logprobs_PK[rows],
+            objective,
+            needs_gradient=needs_gradient,
+        )
+
+    return full if ids_PK is None else top_k
 
 
 class _InChunks(torch.autograd.Function):

@@ -24,32 +24,21 @@ def full_losses(
         objective: the loss.
         needs_gradient: form the gradient too.
     """
-    dtype, group = working_dtype(logits_CV), objective.shard.group
-    log_q_CV, log_p_CV = (
-        values.to(dtype, copy=True).div_(objective.temperature)
-        for values in (logits_CV, teacher_CV)
-    )
-    normaliser = log_sum_exp((log_q_CV, log_p_CV), group)
-    covered_C = normaliser.top[1] > -math.inf
-    for part in normaliser:
-        part[1].masked_fill_(~covered_C, 0.0)
-        log_q_CV.sub_(part[0][:, None])
-        log_p_CV.sub_(part[1][:, None])
-
+    log_p_CV, log_q_CV, covered_C = _distributions(logits_CV, teacher_CV, objective)
     terms = outcome_terms(log_p_CV, log_q_CV, beta=objective.beta)
-    excluded_CV = log_p_CV == -math.inf
-    if objective.beta == 1.0:
+    excluded_CV = _excluded(log_p_CV)
+    if excluded_CV is not None and objective.beta == 1.0:
         terms.loss.masked_fill_(excluded_CV, 0.0)
         terms.slope.masked_fill_(excluded_CV, 0.0)
-    excluded_mass_C = terms.student.masked_fill(~excluded_CV, 0.0).sum(-1)
-    sums = torch.stack((terms.loss.sum(-1), terms.slope.sum(-1), excluded_mass_C))
-    losses_C, mean_slope_C, excluded_mass_C = sum_over_ranks(sums, group)
+    sums = torch.stack((terms.loss.sum(-1), terms.slope.sum(-1), _mass(terms, excluded_CV)))
+    losses_C, mean_slope_C, excluded_mass_C = sum_over_ranks(sums, objective.shard.group)
     if objective.beta == 1.0:
         excluded = _excluded_terms(excluded_mass_C)
         losses_C.add_(excluded.loss)
         mean_slope_C.add_(excluded.slope)
-        share_C = excluded.slope / excluded_mass_C.clamp_min(torch.finfo(dtype).tiny)
-        terms.slope.add_((terms.student * share_C[:, None]).masked_fill_(~excluded_CV, 0.0))
+        if excluded_CV is not None:
+            share_C = excluded.slope / excluded_mass_C.clamp_min(torch.finfo(losses_C.dtype).tiny)
+            terms.slope.add_((terms.student * share_C[:, None]).masked_fill_(~excluded_CV, 0.0))
 
     gradient_CV = None
     if needs_gradient:
@@ -58,7 +47,38 @@ def full_losses(
     return without_uncovered(losses_C, covered_C, 1.0 - excluded_mass_C, gradient_CV)
 
 
+def _distributions(
+    logits_CV: Tensor, teacher_CV: Tensor, objective: Objective
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the log-probabilities of teacher and student, and which rows have a teacher."""
+    log_q_CV, log_p_CV = (
+        values.to(working_dtype(logits_CV), copy=True).div_(objective.temperature)
+        for values in (logits_CV, teacher_CV)
+    )
+    normaliser = log_sum_exp((log_q_CV, log_p_CV), objective.shard.group)
+    covered_C = normaliser.top[1] > -math.inf
+    for part in normaliser:
+        part[1].masked_fill_(~covered_C, 0.0)
+        log_q_CV.sub_(part[0][:, None])
+        log_p_CV.sub_(part[1][:, None])
+    return log_p_CV, log_q_CV, covered_C
+
+
+def _excluded(log_p_CV: Tensor) -> Tensor | None:
+    """Return where the teacher is impossible; None if nowhere, which spares a third of the time."""
+    if log_p_CV.numel() == 0 or log_p_CV.amin() > -math.inf:
+        return None
+    return log_p_CV == -math.inf
+
+
+def _mass(terms: OutcomeTerms, where_CV: Tensor | None) -> Tensor:
+    if where_CV is None:
+        return terms.student.new_zeros(terms.student.shape[0])
+    return terms.student.masked_fill(~where_CV, 0.0).sum(-1)
+
+
 def _excluded_terms(excluded_mass_C: Tensor) -> OutcomeTerms:
+    """Return the terms of all excluded tokens as one outcome, where the student gives them mass."""
     log_floor_C = torch.full_like(excluded_mass_C, math.log(TAIL_FLOOR))
     terms = outcome_terms(log_floor_C, excluded_mass_C.log(), beta=1.0)
     terms.loss.masked_fill_(excluded_mass_C == 0, 0.0)
