@@ -170,7 +170,7 @@ class Rollouts:
                         )
 
                 trajectory = self._trajectory(task, attempt, tally, budget, begin_scoring)
-                outputs = await trajectory.run(RolloutRequest.from_row(task.row))
+                outputs = await trajectory.run()
                 segments = [s for o in outputs for s in o.segments if s.num_supervised]
                 for segment in segments:
                     begin_scoring(segment)
@@ -203,6 +203,7 @@ class Rollouts:
             budget=budget,
         )
         return Trajectory(
+            RolloutRequest.from_row(task.row),
             scheduler=self._scheduler,
             hooks=self._hooks,
             sampler=sampler,

@@ -45,13 +45,13 @@ class KeepsOutputs(Scheduler):
         self.errors: list[BaseException] = []
 
     async def on_trajectory_end(
-        self, output: RolloutOutput | Sequence[RolloutOutput] | None, error: BaseException | None
+        self, output: RolloutOutput | Sequence[RolloutOutput], error: BaseException | None
     ) -> None:
         """Keep what there is."""
-        if isinstance(output, RolloutOutput):
-            self.outputs.append(output)
         if error is not None:
             self.errors.append(error)
+        elif isinstance(output, RolloutOutput):
+            self.outputs.append(output)
 
 
 class GoesOn(KeepsOutputs):

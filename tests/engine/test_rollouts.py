@@ -238,6 +238,68 @@ def test_a_sample_that_alone_is_not_served_is_a_dead_letter() -> None:
     assert dead.reason == "ReplicaLost"
 
 
+class AsksItself(Scheduler):
+    """Overrides the loop, as a user's would."""
+
+    async def run(self, request: RolloutRequest, config: RolloutConfig) -> RolloutOutput:
+        """Sample one reply."""
+        await config.generate(request)
+        return config.output(request)
+
+
+@pytest.mark.parametrize("scheduler", [SINGLE, AsksItself()])
+def test_an_unknown_error_of_the_student_is_raised_as_it_is(run: Run, scheduler: Scheduler) -> None:
+    bug = TypeError("a bug of the client")
+    setup = Setup([ScriptedReply(token_ids=(1,), error=bug)] * 3, scheduler, max_attempts=3)
+    with pytest.raises(TypeError, match="a bug of the client"):
+        run(setup.rollouts.run(make_task()))
+    assert len(setup.student.requests) == 1
+
+
+def test_an_override_of_run_does_not_hide_what_ails_the_student(run: Run) -> None:
+    replies = [ScriptedReply(error=LOST)] * (MAX_INFRASTRUCTURE_ERRORS + 1)
+    with pytest.raises(ReplicaLost):
+        run(Setup(replies, AsksItself()).rollouts.run(make_task()))
+
+
+def test_a_hook_that_meets_an_infrastructure_error_costs_its_trajectory(run: Run) -> None:
+    class Remote(Scheduler):
+        async def on_turn_end(self, *_: object) -> None:
+            raise ReplicaLost("the environment's")
+
+    dead = run_one(run, Setup(["x:[1,2]"], Remote()))
+    assert isinstance(dead, DeadSample)
+    assert dead.reason == "HookError"
+
+
+def test_a_failed_task_group_in_a_hook_costs_its_trajectory(run: Run) -> None:
+    async def fails() -> None:
+        raise ValueError("one tool")
+
+    class Tools(Scheduler):
+        async def on_turn_end(self, *_: object) -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fails())
+
+    setup = Setup(["x:[1,2]"] * 2, Tools(), max_attempts=2)
+    dead = run_one(run, setup)
+    assert isinstance(dead, DeadSample)
+    assert (dead.reason, dead.num_attempts) == ("HookError", 2)
+    assert "ValueError: one tool" in dead.traceback
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"role": "assistant", "content": None}], [{"role": "assistant", "content": [1]}]]
+)
+def test_a_request_that_cannot_be_continued_is_a_hook_s_fault(
+    run: Run, messages: list[dict[str, Any]]
+) -> None:
+    setup = Setup(["x:[1,2]"], GoesOn({"infer_request": RolloutRequest(messages=messages)}))
+    dead = run_one(run, setup)
+    assert isinstance(dead, DeadSample)
+    assert dead.reason == "HookError"
+
+
 def test_a_teacher_that_is_away_is_asked_again_without_sampling_anew(run: Run) -> None:
     teacher = ScriptedTeacher(errors=[DeadlineExceeded("score"), ReplicaLost("teacher")])
     setup = Setup(["x:[1,2]"], SINGLE, teacher=teacher)
@@ -454,7 +516,7 @@ class Hangs(GoesOn):
         return {}
 
     async def on_trajectory_end(
-        self, output: RolloutOutput | Sequence[RolloutOutput] | None, error: BaseException | None
+        self, output: RolloutOutput | Sequence[RolloutOutput], error: BaseException | None
     ) -> None:
         """Pass or hang."""
         await super().on_trajectory_end(output, error)
@@ -518,6 +580,29 @@ def test_a_run_that_hangs_outside_the_engine_is_dropped() -> None:
     assert dead.reason == "HookTimeout"
 
 
+def test_the_last_hook_sees_what_was_recorded_before_an_error(run: Run) -> None:
+    seen: list[tuple[str, list[list[int]]]] = []
+
+    class Fails(GoesOn):
+        async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
+            requests[0].uuid = "mine"
+
+        async def step(
+            self, request: RolloutRequest, choice: object, turn: int
+        ) -> Mapping[str, Any]:
+            raise ValueError
+
+        async def on_trajectory_end(
+            self, output: RolloutOutput | Sequence[RolloutOutput], error: BaseException | None
+        ) -> None:
+            assert isinstance(output, RolloutOutput)
+            assert error is not None
+            seen.append((output.uuid, output.response_token_ids))
+
+    run_one(run, Setup(["x:[1,2]"], Fails()))
+    assert seen == [("mine", [[1, 2]])]
+
+
 def test_an_error_of_the_last_hook_does_not_hide_the_first(run: Run) -> None:
     class FailsTwice(Scheduler):
         async def on_turn_end(self, *_: object) -> None:
@@ -535,16 +620,16 @@ def test_an_error_of_the_last_hook_does_not_hide_the_first(run: Run) -> None:
 
 
 class Opens(GoesOn):
-    """Has an environment, and takes its time with it."""
+    """Has an environment a trajectory, and takes its time with it."""
 
     def __init__(self) -> None:
         super().__init__(message="more")
-        self.num_open = 0
+        self.open: set[str] = set()
         self.num_closed = 0
 
     async def on_trajectory_start(self, requests: list[RolloutRequest]) -> None:
         """Open it."""
-        self.num_open += 1
+        self.open.add(requests[0].uuid)
         await asyncio.sleep(0)
 
     async def on_turn_end(self, request: RolloutRequest, choice: Choice, turn: int) -> None:
@@ -552,11 +637,12 @@ class Opens(GoesOn):
         await asyncio.sleep(0)
 
     async def on_trajectory_end(
-        self, output: RolloutOutput | Sequence[RolloutOutput] | None, error: BaseException | None
+        self, output: RolloutOutput | Sequence[RolloutOutput], error: BaseException | None
     ) -> None:
         """Close it."""
         await asyncio.sleep(0)
-        self.num_open -= 1
+        assert isinstance(output, RolloutOutput)
+        self.open.discard(output.uuid)
         self.num_closed += 1
 
 
@@ -580,7 +666,7 @@ def test_a_cancellation_at_any_await_leaves_nothing() -> None:
             is_waiting = setup.train_queue.num_waiting > 0
             task.cancel()
         assert task.cancelled()
-        assert setup.num_open == scheduler.num_open == 0
+        assert setup.num_open == len(scheduler.open) == 0
         assert scheduler.num_closed <= 1
         assert not setup.train_queue.metas
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -619,7 +705,7 @@ def test_a_cancelled_trajectory_does_not_wait_for_its_hook_s_thread(run: Run) ->
 
     run(scenario())
     assert not release.is_set()
-    assert (scheduler.num_open, scheduler.num_closed) == (0, 1)
+    assert (len(scheduler.open), scheduler.num_closed) == (0, 1)
     release.set()
 
 
