@@ -93,11 +93,9 @@ class Trajectory:
             InfrastructureError: the student could not be reached.
             JobFailed: a hook timed out, and the policy is to end the job.
         """
-        requests = [self._request]
         try:
-            await self._hooks.call("on_trajectory_start", requests)
-            self._request = requests[0]
-            result = await self._run_scheduler(requests[0])
+            await self._hooks.call("on_trajectory_start", [self._request])
+            result = await self._run_scheduler(self._request)
             outputs = checked_outputs(result)
         except BaseException as error:
             await self._clean_up_after(error)
@@ -283,15 +281,22 @@ class Trajectory:
 
 
 def _drop_dummies(messages: list[ChatMessage]) -> None:
-    """Remove assistant messages at the end that only ask for a continuation."""
+    """Remove assistant messages at the end that only ask for a continuation.
+
+    Raises:
+        HookError: what a hook made of the messages is no conversation.
+    """
+    for message in messages:
+        if not isinstance(message.get("role"), str):
+            raise HookError(f"a message has no role that is a text: {message!r}")
     while messages and messages[-1]["role"] == "assistant" and not messages[-1].get("content"):
         if messages[-1].get("tool_calls"):
             break
         messages.pop()
     if not messages:
         raise HookError("the request has no messages to continue")
-    if messages[-1]["role"] == "assistant" and not isinstance(messages[-1]["content"], str):
-        raise HookError(f"only a text can be continued, not {messages[-1]['content']!r}")
+    if messages[-1]["role"] == "assistant" and not isinstance(messages[-1].get("content"), str):
+        raise HookError(f"only a text can be continued, not {messages[-1].get('content')!r}")
 
 
 def _add_text(messages: list[ChatMessage], text: str) -> None:

@@ -150,7 +150,7 @@ class Scheduler:
         """Prepare a trajectory, before its first generation.
 
         Args:
-            requests: A list of one. The request may be changed in place, or replaced.
+            requests: A list of one. The request may be changed in place.
         """
         return None
 
