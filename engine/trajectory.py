@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from opdkit.engine.conversation import add_text, drop_dummies
 from opdkit.engine.history import History, TurnPlan, plan_turn
 from opdkit.engine.reply import Reply, ReplySampler
 from opdkit.engine.scheduling.contract import (
-    ChatMessage,
     Choice,
     ReplyMessage,
     RolloutOutput,
@@ -126,7 +126,7 @@ class Trajectory:
 
     async def _generate(self, request: RolloutRequest) -> Choice:
         self._request = request
-        _drop_dummies(request.messages)
+        drop_dummies(request.messages)
         plan = await self._plan(request)
         room = self._max_model_len - plan.num_prompt_tokens(self._num_recorded)
         if room < 1:
@@ -143,7 +143,7 @@ class Trajectory:
         )
         text = await asyncio.to_thread(self._template.decode, reply.token_ids.tolist())
         sequence.add_reply(reply, in_turn=plan.in_turn)
-        _add_text(request.messages, text)
+        add_text(request.messages, text)
         self._history = History(
             rendered=plan.rendered,
             num_messages=len(request.messages) - 1,
@@ -278,32 +278,6 @@ class Trajectory:
         except SampleError as second:
             self._counters["end_hook_errors"] += 1
             error.add_note(f"on_trajectory_end failed after it: {second}")
-
-
-def _drop_dummies(messages: list[ChatMessage]) -> None:
-    """Remove assistant messages at the end that only ask for a continuation.
-
-    Raises:
-        HookError: what a hook made of the messages is no conversation.
-    """
-    for message in messages:
-        if not isinstance(message.get("role"), str):
-            raise HookError(f"a message has no role that is a text: {message!r}")
-    while messages and messages[-1]["role"] == "assistant" and not messages[-1].get("content"):
-        if messages[-1].get("tool_calls"):
-            break
-        messages.pop()
-    if not messages:
-        raise HookError("the request has no messages to continue")
-    if messages[-1]["role"] == "assistant" and not isinstance(messages[-1].get("content"), str):
-        raise HookError(f"only a text can be continued, not {messages[-1].get('content')!r}")
-
-
-def _add_text(messages: list[ChatMessage], text: str) -> None:
-    if messages[-1]["role"] == "assistant":
-        messages[-1]["content"] += text
-    else:
-        messages.append({"role": "assistant", "content": text})
 
 
 def _choice(text: str, reply: Reply, prompt: list[int]) -> Choice:

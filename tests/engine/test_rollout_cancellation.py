@@ -111,3 +111,26 @@ def test_a_cancelled_trajectory_does_not_wait_for_its_hook_s_thread(run: Run) ->
     assert not release.is_set()
     assert (len(scheduler.open), scheduler.num_closed) == (0, 1)
     release.set()
+
+
+def test_a_cancellation_is_not_lost_in_another_failure(run: Run) -> None:
+    class Disguises(ScriptedTeacher):
+        async def score(self, request: ScoreRequest) -> TeacherScores:
+            try:
+                return await super().score(request)
+            except asyncio.CancelledError:
+                raise TeacherAlignmentError("half an answer") from None
+
+    setup = Setup(
+        ["x:[1,2]", "y:[3]"], GoesOn(), max_turns=1, max_attempts=2, teacher=Disguises(hangs=True)
+    )
+
+    async def scenario() -> bool:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(setup.rollouts.run(make_task()))
+            await setup.teacher.asked.wait()
+            task.cancel()
+        return task.cancelled()
+
+    assert run(scenario())
+    assert len(setup.student.requests) == 1
