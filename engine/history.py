@@ -117,15 +117,13 @@ def _suffix(
     before = len(history.rendered)
     if len(messages) <= place or messages[place]["role"] != "assistant":
         return None
-    if rendered[:before] != history.rendered:
-        return None
     # Ends unlike the reply, so that the common end does not reach into it.
     other = {**messages[place], "content": "!" if text.rstrip().endswith(".") else "."}
     probe = template.render([*messages[:place], other, *messages[place + 1 :]], tools=tools)
-    num_common = _common_suffix(rendered[before:], probe[before:])
-    end = len(rendered) - num_common
-    # Some templates strip the white space around a message; the record keeps it.
-    if template.decode(rendered[before:end]) not in (text, text.strip()):
+    if probe[:before] != history.rendered:
+        return None
+    end = len(rendered) - _common_suffix(rendered, probe[before:])
+    if not _says(template, rendered[:end], text, after=history.rendered):
         return None
     suffix = rendered[end:]
     if not _is_closed(template, recorded):
@@ -133,6 +131,18 @@ def _suffix(
     if suffix[:1] != list(recorded[-1:]):
         return None
     return suffix[1:]
+
+
+def _says(
+    template: ChatTemplate, token_ids: Sequence[int], text: str, *, after: Sequence[int]
+) -> bool:
+    """Tell whether ids are ``after`` and then a text; a template may strip white space off it."""
+    texts = (text, text.strip())
+    if list(token_ids[: len(after)]) == list(after):
+        return template.decode(token_ids[len(after) :]) in texts
+    # The first letters of the reply may be merged with what stands before them.
+    whole, start = template.decode(token_ids), template.decode(after)
+    return whole in [start + text for text in texts]
 
 
 def _is_closed(template: ChatTemplate, recorded: Sequence[int]) -> bool:

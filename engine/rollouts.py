@@ -8,9 +8,8 @@ is scored as soon as it is final, while later turns are still being sampled.
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from opdkit.engine.infrastructure_budget import (
     FIRST_DELAY_S,
@@ -18,6 +17,7 @@ from opdkit.engine.infrastructure_budget import (
     SampleGivenUp,
 )
 from opdkit.engine.loop_lag import LoopLag
+from opdkit.engine.one_error import one_error
 from opdkit.engine.reply import ReplySampler
 from opdkit.engine.scheduling.contract import RolloutRequest, Scheduler
 from opdkit.engine.scheduling.hooks import HookRunner
@@ -159,7 +159,7 @@ class Rollouts:
         self, task: RolloutTask, attempt: int, tally: Tally, budget: InfrastructureBudget
     ) -> SampleMeta:
         scoring: dict[Segment, asyncio.Task[TeacherScores]] = {}
-        with _one_error():
+        with one_error():
             async with asyncio.TaskGroup() as tasks:
 
                 def begin_scoring(segment: Segment) -> None:
@@ -170,7 +170,7 @@ class Rollouts:
                         )
 
                 trajectory = self._trajectory(task, attempt, tally, budget, begin_scoring)
-                outputs = await trajectory.run(RolloutRequest.from_row(task.row))
+                outputs = await trajectory.run()
                 segments = [s for o in outputs for s in o.segments if s.num_supervised]
                 for segment in segments:
                     begin_scoring(segment)
@@ -203,6 +203,7 @@ class Rollouts:
             budget=budget,
         )
         return Trajectory(
+            RolloutRequest.from_row(task.row),
             scheduler=self._scheduler,
             hooks=self._hooks,
             sampler=sampler,
@@ -293,26 +294,3 @@ class Rollouts:
             num_attempts=num_attempts,
             num_generated_tokens=tally.num_tokens,
         )
-
-
-@contextmanager
-def _one_error() -> Generator[None]:
-    """Raise what went wrong in a task group as itself: the gravest of its errors."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
-            # A group that was failing already when it was cancelled forgets the cancellation.
-            raise asyncio.CancelledError from group
-        gravest = min(_leaves(group), key=lambda e: isinstance(e, SampleError | SampleGivenUp))
-        raise gravest from gravest.__cause__
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            # isinstance cannot tell of what the group is.
-            yield from _leaves(cast("BaseExceptionGroup[BaseException]", error))
-        else:
-            yield error

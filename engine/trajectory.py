@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from opdkit.engine.conversation import add_text, drop_dummies
 from opdkit.engine.history import History, TurnPlan, plan_turn
 from opdkit.engine.reply import Reply, ReplySampler
 from opdkit.engine.scheduling.contract import (
@@ -41,6 +42,7 @@ class Trajectory:
 
     def __init__(
         self,
+        request: RolloutRequest,
         *,
         scheduler: Scheduler,
         hooks: HookRunner,
@@ -55,6 +57,7 @@ class Trajectory:
         """Assemble the trajectory.
 
         Args:
+            request: Its beginning.
             scheduler: Shared with other trajectories.
             hooks: Calls the scheduler.
             sampler: Draws this trajectory's replies.
@@ -69,6 +72,7 @@ class Trajectory:
         self.max_turns = max_turns if own_limit is None else min(max_turns, own_limit)
         self.num_turns = 0
         self.finish_reason = ""
+        self._request = request
         self._hooks = hooks
         self._sampler = sampler
         self._template = template
@@ -79,8 +83,9 @@ class Trajectory:
         self._sequences: list[TokenSequence] = []
         self._history: History | None = None
         self._pause = Pause()
+        self._engine_fault: Exception | None = None
 
-    async def run(self, request: RolloutRequest) -> list[RolloutOutput]:
+    async def run(self) -> list[RolloutOutput]:
         """Run the trajectory to its end and clean up after it, whatever happens.
 
         Raises:
@@ -88,10 +93,9 @@ class Trajectory:
             InfrastructureError: the student could not be reached.
             JobFailed: a hook timed out, and the policy is to end the job.
         """
-        requests = [request]
         try:
-            await self._hooks.call("on_trajectory_start", requests)
-            result = await self._hooks.call_pausable("run", self._pause, requests[0], self)
+            await self._hooks.call("on_trajectory_start", [self._request])
+            result = await self._run_scheduler(self._request)
             outputs = checked_outputs(result)
         except BaseException as error:
             await self._clean_up_after(error)
@@ -101,35 +105,53 @@ class Trajectory:
         )
         return outputs
 
+    async def _run_scheduler(self, request: RolloutRequest) -> object:
+        try:
+            return await self._hooks.call_run(self._pause, request, self)
+        except HookError:
+            if self._engine_fault is not None:
+                raise self._engine_fault from None  # no fault of the scheduler's
+            raise
+
     async def generate(self, request: RolloutRequest) -> Choice:
         """Sample one reply; see ``RolloutConfig.generate``."""
         with self._pause.paused():
-            _drop_dummies(request.messages)
-            plan = await self._plan(request)
-            room = self._max_model_len - plan.num_prompt_tokens(self._num_recorded)
-            if room < 1:
-                raise PromptError(
-                    f"turn {self.num_turns + 1}: the conversation has "
-                    f"{self._max_model_len - room} tokens, but must have fewer than "
-                    f"student.max_model_len, {self._max_model_len}"
-                )
-            self._continue_record(plan)
-            sequence = self._sequences[-1]
-            prompt = sequence.token_ids[:]
-            reply = await self._sampler.sample(
-                prompt, max_tokens=min(self._max_new_tokens, room), turn=self.num_turns + 1
+            try:
+                return await self._generate(request)
+            except OpdkitError:
+                raise
+            except Exception as error:
+                self._engine_fault = error
+                raise
+
+    async def _generate(self, request: RolloutRequest) -> Choice:
+        self._request = request
+        drop_dummies(request.messages)
+        plan = await self._plan(request)
+        room = self._max_model_len - plan.num_prompt_tokens(self._num_recorded)
+        if room < 1:
+            raise PromptError(
+                f"turn {self.num_turns + 1}: the conversation has "
+                f"{self._max_model_len - room} tokens, but must have fewer than "
+                f"student.max_model_len, {self._max_model_len}"
             )
-            text = await asyncio.to_thread(self._template.decode, reply.token_ids.tolist())
-            sequence.add_reply(reply, in_turn=plan.in_turn)
-            _add_text(request.messages, text)
-            self._history = History(
-                rendered=plan.rendered,
-                num_messages=len(request.messages) - 1,
-                reply_text=request.messages[-1]["content"],
-            )
-            self.num_turns += 1
-            self.finish_reason = reply.finish_reason
-            return _choice(text, reply, prompt.tolist())
+        self._continue_record(plan)
+        sequence = self._sequences[-1]
+        prompt = sequence.token_ids[:]
+        reply = await self._sampler.sample(
+            prompt, max_tokens=min(self._max_new_tokens, room), turn=self.num_turns + 1
+        )
+        text = await asyncio.to_thread(self._template.decode, reply.token_ids.tolist())
+        sequence.add_reply(reply, in_turn=plan.in_turn)
+        add_text(request.messages, text)
+        self._history = History(
+            rendered=plan.rendered,
+            num_messages=len(request.messages) - 1,
+            reply_text=request.messages[-1]["content"],
+        )
+        self.num_turns += 1
+        self.finish_reason = reply.finish_reason
+        return _choice(text, reply, prompt.tolist())
 
     async def run_turns(self, request: RolloutRequest) -> RolloutOutput:
         """Run the standard loop; see ``RolloutConfig.run_turns``."""
@@ -152,6 +174,7 @@ class Trajectory:
         turns = [turn for sequence in self._sequences for turn in sequence.turns()]
         has_logprobs = all(sequence.has_logprobs for sequence in self._sequences)
         return RolloutOutput(
+            uuid=request.uuid,
             messages=request.messages,
             segments=tuple(sequence.segment() for sequence in self._sequences),
             response_token_ids=[token_ids for token_ids, _, _ in turns],
@@ -247,28 +270,14 @@ class Trajectory:
             self._history = replace(self._history, reply_text=text)
 
     async def _clean_up_after(self, error: BaseException) -> None:
+        output = self.output(self._request)
         try:
             await finish_despite_cancellation(
-                self._hooks.call("on_trajectory_end", None, error), name="on_trajectory_end"
+                self._hooks.call("on_trajectory_end", output, error), name="on_trajectory_end"
             )
         except SampleError as second:
             self._counters["end_hook_errors"] += 1
             error.add_note(f"on_trajectory_end failed after it: {second}")
-
-
-def _drop_dummies(messages: list[dict[str, Any]]) -> None:
-    """Remove assistant messages at the end that only ask for a continuation."""
-    while messages and messages[-1].get("role") == "assistant" and not messages[-1].get("content"):
-        if messages[-1].get("tool_calls"):
-            break
-        messages.pop()
-
-
-def _add_text(messages: list[dict[str, Any]], text: str) -> None:
-    if messages[-1]["role"] == "assistant":
-        messages[-1]["content"] += text
-    else:
-        messages.append({"role": "assistant", "content": text})
 
 
 def _choice(text: str, reply: Reply, prompt: list[int]) -> Choice:

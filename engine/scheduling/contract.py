@@ -97,6 +97,8 @@ class Choice:
 class RolloutOutput:
     """What a trajectory came to."""
 
+    uuid: str
+    """Of its requests."""
     messages: list[ChatMessage]
     segments: tuple[Segment, ...]
     """The training sequences."""
@@ -148,7 +150,7 @@ class Scheduler:
         """Prepare a trajectory, before its first generation.
 
         Args:
-            requests: A list of one. The request may be changed in place, or replaced.
+            requests: A list of one. The request may be changed in place.
         """
         return None
 
@@ -203,9 +205,15 @@ class Scheduler:
 
     def on_trajectory_end(
         self,
-        output: RolloutOutput | Sequence[RolloutOutput] | None,
+        output: RolloutOutput | Sequence[RolloutOutput],
         error: BaseException | None,
         /,
     ) -> MaybeAsync[None]:
-        """Clean up, on every path, once: success, error, cancellation. Exactly one is None."""
+        """Clean up, once, on every path: also after errors and cancellation.
+
+        Args:
+            output: What ``run`` returned; after an error, one output with what was recorded until
+                then, and the ``uuid`` of the requests to tell whose it is.
+            error: What ended the trajectory, None if it ended well.
+        """
         return None

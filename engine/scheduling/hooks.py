@@ -10,12 +10,12 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NoReturn, TypeVar
 
 from opdkit.engine.scheduling.contract import Scheduler
-from opdkit.protocols.errors import HookError, HookTimeout, JobFailed, OpdkitError
+from opdkit.protocols.errors import HookError, HookTimeout, JobFailed, OpdkitError, SampleError
 
 T = TypeVar("T")
 
@@ -51,41 +51,63 @@ class HookRunner:
             HookTimeout: it did not return by the deadline.
             JobFailed: the same, where the policy is ``fail_job``.
         """
-        return await self._guard(name, asyncio.timeout(self.timeout_s), self._invoke(name, args))
+        deadline = asyncio.timeout(self.timeout_s)
+        return await self._guard(name, args, deadline, passing=(SampleError, JobFailed))
 
-    async def call_pausable(self, name: str, pause: "Pause", *args: object) -> object:
-        """Like ``call``, for an async hook whose clock stands still within ``pause``."""
+    async def call_run(self, pause: "Pause", *args: object) -> object:
+        """Like ``call``, for ``run``: its clock stands still within ``pause``.
+
+        Raises:
+            OpdkitError: also what the engine raised in what ``run`` called.
+        """
+        if _is_default(self._scheduler, "run"):
+            return await self._scheduler.run(*args)  # type: ignore[arg-type]  # as run gets them
         deadline = asyncio.timeout(self.timeout_s)
         pause.attach(deadline, self.timeout_s)
-        return await self._guard(name, deadline, self._invoke(name, args))
+        return await self._guard("run", args, deadline, passing=(OpdkitError,))
 
     async def _guard(
-        self, name: str, deadline: asyncio.Timeout, call: Coroutine[Any, Any, object]
+        self,
+        name: str,
+        args: tuple[object, ...],
+        deadline: asyncio.Timeout,
+        *,
+        passing: tuple[type[Exception], ...],
     ) -> object:
-        label = f"{type(self._scheduler).__name__}.{name}"
+        task = asyncio.current_task()
+        assert task is not None, "hooks are called by trajectories, which are tasks"
+        num_cancelled_before = task.cancelling()
+        result: object = None
+        failure: BaseException | None = None
         try:
             async with deadline:
-                return await call
-        except OpdkitError:
-            raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise HookError(f"{label} was cancelled from within") from error
-        except Exception as error:  # users' code: whatever it raises costs this trajectory only
-            if deadline.expired():
-                self._raise_timeout(label)
-            raise HookError(f"{label} raised {type(error).__name__}: {error}") from error
+                result = await self._invoke(name, args)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - users' code
+            failure = error
+        # A hook may have swallowed a cancellation, or turned it into an error of its own.
+        if task.cancelling() > num_cancelled_before:
+            raise asyncio.CancelledError from failure
+        label = f"{type(self._scheduler).__name__}.{name}"
+        if deadline.expired():
+            self._raise_timeout(label)
+        if failure is None:
+            return result
+        if isinstance(failure, passing):
+            raise failure
+        if isinstance(failure, asyncio.CancelledError):
+            raise HookError(f"{label} was cancelled from within") from failure
+        raise HookError(f"{label} raised {type(failure).__name__}: {failure}") from failure
 
     async def _invoke(self, name: str, args: tuple[object, ...]) -> object:
         hook = getattr(self._scheduler, name)
         if inspect.iscoroutinefunction(hook):
-            return await hook(*args)
-        if getattr(hook, "__func__", None) is vars(Scheduler)[name]:
+            return await _in_own_task(hook, *args, name=name)
+        if _is_default(self._scheduler, name):
             return hook(*args)  # the defaults do not block, and need no thread
         result = await _in_thread(hook, *args)
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            return await _in_own_task(lambda: result, name=name)
+        return result
 
     def _raise_timeout(self, label: str) -> NoReturn:
         self._counters["hook_timeouts"] += 1
@@ -141,6 +163,27 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T], *, name: str
         failure = None if task.cancelled() else task.exception()
         raise interruption from failure
     return task.result()
+
+
+def _is_default(scheduler: Scheduler, name: str) -> bool:
+    return getattr(getattr(scheduler, name), "__func__", None) is vars(Scheduler)[name]
+
+
+async def _in_own_task(hook: Callable[..., Awaitable[object]], *args: object, name: str) -> object:
+    """Await users' code where it cannot spoil the trajectory's own task.
+
+    Before Python 3.13 a TaskGroup that fails while it waits leaves its task marked as cancelled.
+    """
+
+    async def settle() -> _Outcome:
+        try:
+            return _Outcome(result=await hook(*args))
+        except Exception as error:  # noqa: BLE001 - handed to the trajectory, which raises it
+            return _Outcome(error=error)
+
+    async with asyncio.TaskGroup() as tasks:
+        outcome = await tasks.create_task(settle(), name=f"hook {name}")
+    return outcome.unwrap()
 
 
 async def _in_thread(function: Callable[..., object], *args: object) -> object:

@@ -1,5 +1,6 @@
 """A rollout runner made of scripted parts, and the cases' notation."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +15,20 @@ from opdkit.engine.testing import (
     ScriptedReply,
     ScriptedStudent,
     ScriptedTeacher,
+    VirtualTimeLoop,
     parse_reply,
 )
 from opdkit.protocols.config import RolloutSection
 from opdkit.protocols.ids import Ordinal
-from opdkit.protocols.messages import RolloutTask, Segment
+from opdkit.protocols.messages import (
+    DeadSample,
+    RolloutOutcome,
+    RolloutTask,
+    RolloutWorkerReport,
+    SampleMeta,
+    Segment,
+)
+from tests.conftest import Run
 
 QUESTION = {"role": "user", "content": "q"}
 Turns = list[list[int]]
@@ -45,13 +55,13 @@ class KeepsOutputs(Scheduler):
         self.errors: list[BaseException] = []
 
     async def on_trajectory_end(
-        self, output: RolloutOutput | Sequence[RolloutOutput] | None, error: BaseException | None
+        self, output: RolloutOutput | Sequence[RolloutOutput], error: BaseException | None
     ) -> None:
         """Keep what there is."""
-        if isinstance(output, RolloutOutput):
-            self.outputs.append(output)
         if error is not None:
             self.errors.append(error)
+        elif isinstance(output, RolloutOutput):
+            self.outputs.append(output)
 
 
 class GoesOn(KeepsOutputs):
@@ -70,6 +80,15 @@ class GoesOn(KeepsOutputs):
             request.messages.append({"role": "user", "content": self.message})
         scripted = self.steps[turn - 1 : turn]
         return {"infer_request": request, **(scripted[0] if scripted else {})}
+
+
+class Compresses(GoesOn):
+    """Forgets the conversation after every turn."""
+
+    async def step(self, request: RolloutRequest, choice: object, turn: int) -> Mapping[str, Any]:
+        """Start over, in another request that brings nothing along."""
+        summary = {"role": "user", "content": f"after {turn}"}
+        return {"infer_request": RolloutRequest(messages=[summary])}
 
 
 class Setup:
@@ -129,3 +148,24 @@ def ids_of(segment: Segment) -> list[int]:
 def sampled_ids(segment: Segment) -> list[int]:
     """The tokens with mask 1."""
     return [i for i, m in zip(ids_of(segment), segment.loss_mask, strict=True) if m]
+
+
+def run_one(run: Run, setup: Setup, *, held_out: bool = False, **row: Any) -> RolloutOutcome:
+    outcome = run(setup.rollouts.run(make_task(held_out=held_out, **row)))
+    assert isinstance(outcome, SampleMeta | DeadSample)
+    assert setup.num_open == 0
+    return outcome
+
+
+def counters(run: Run, setup: Setup) -> dict[str, int]:
+    report = run(setup.rollouts.report())
+    assert isinstance(report, RolloutWorkerReport)
+    assert report.num_in_flight_tokens == 0
+    return report.counters
+
+
+def in_virtual_time(setup: Setup) -> RolloutOutcome:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        outcome = runner.run(setup.rollouts.run(make_task()))
+    assert setup.num_open == 0
+    return outcome

@@ -147,3 +147,31 @@ def test_white_space_that_the_template_strips_stays_in_the_record(text: str) -> 
     planned = plan(messages, reply=text, template=Trimming({(1, 2): text}))
     assert planned.prompt is None
     assert planned.insertion == [END, USER, *letters("z"), END, ASSISTANT]
+
+
+MERGED = 777
+
+
+class Merging(LetterTemplate):
+    """Has an id for a space at the beginning of the assistant's message, as merges make them."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, object]], *, tools: Sequence[object] = ()
+    ) -> list[int]:
+        """Render, then merge."""
+        merged: list[int] = []
+        for token_id in super().render(messages, tools=tools):
+            if merged[-1:] == [ASSISTANT] and [token_id] == letters(" "):
+                merged[-1] = MERGED
+            else:
+                merged.append(token_id)
+        return merged
+
+
+def test_a_merge_over_the_beginning_of_the_reply_is_no_rewrite() -> None:
+    messages = [QUESTION, said(" x"), {"role": "user", "content": "z"}]
+    template = Merging({(1, 2): " x", (MERGED,): " "})
+    assert MERGED in template.render(messages)
+    planned = plan(messages, reply=" x", template=template)
+    assert planned.prompt is None
+    assert planned.insertion == [END, USER, *letters("z"), END, ASSISTANT]

@@ -149,26 +149,75 @@ def test_a_cancelled_call_does_not_wait_for_its_thread(run: Run) -> None:
     release.set()
 
 
-def test_the_deadline_stands_still_while_paused() -> None:
+def test_the_deadline_of_run_stands_still_while_paused() -> None:
     pause = Pause()
 
-    async def works(self: object) -> str:
-        for _ in range(3):
+    async def works(self: object, *_: object) -> str:
+        for _turn in range(3):
             await asyncio.sleep(0.9)
             with pause.paused():
                 await asyncio.sleep(1000)
         return "done"
 
-    async def dawdles(self: object) -> None:
+    async def dawdles(self: object, *_: object) -> None:
         with pause.paused():
             await asyncio.sleep(1000)
         await asyncio.Event().wait()
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        patient = make_hooks(works, timeout_s=1.0)
-        assert runner.run(patient.call_pausable("step", pause)) == "done"
+        patient = make_hooks(works, name="run", timeout_s=1.0)
+        assert runner.run(patient.call_run(pause)) == "done"
         with pytest.raises(HookTimeout):
-            runner.run(make_hooks(dawdles, timeout_s=1.0).call_pausable("step", pause))
+            runner.run(make_hooks(dawdles, name="run", timeout_s=1.0).call_run(pause))
+
+
+async def fails_in_a_task_group(self: object) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(raises_async(None))
+
+
+def test_a_failed_task_group_of_a_hook_does_not_mark_the_trajectory(run: Run) -> None:
+    async def scenario() -> int:
+        with pytest.raises(HookError):
+            await make_hooks(fails_in_a_task_group).call("step")
+        current = asyncio.current_task()
+        assert current is not None
+        return current.cancelling()
+
+    assert run(scenario()) == 0
+
+
+async def swallows(self: object) -> str:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return "as if nothing had happened"
+    return ""
+
+
+async def disguises(self: object) -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        raise ValueError("tool failed") from None
+
+
+@pytest.mark.parametrize("hook", [swallows, disguises])
+def test_a_hook_cannot_hide_its_deadline(hook: Hook) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, pytest.raises(HookTimeout):
+        runner.run(make_hooks(hook).call("step"))
+
+
+@pytest.mark.parametrize("hook", [hangs, swallows, disguises])
+def test_a_hook_cannot_hide_the_cancellation_of_its_trajectory(run: Run, hook: Hook) -> None:
+    async def scenario() -> bool:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(make_hooks(hook).call("step"))
+            await asyncio.sleep(0.001)
+            task.cancel()
+        return task.cancelled()
+
+    assert run(scenario())
 
 
 def test_cleanup_is_finished_before_a_cancellation_is_heard(run: Run) -> None:
