@@ -38,6 +38,11 @@ CHAT_TEMPLATE = (
 )
 VOCAB_SIZE = 512
 MAX_POSITIONS = 1024
+FIXED_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": MAX_POSITIONS,
+    "dtype": "float32",
+}
 WEIGHT_BOUND = 0.35
 """Of the uniform draws: wide enough that greedy choices do not hang on rounding."""
 
@@ -76,25 +81,10 @@ def make_micro_model(
 
     def write(draft: Path) -> None:
         tokenizer = _micro_tokenizer()
-        special = {
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
         tokenizer.save_pretrained(draft)
-        config = CONFIGS[architecture](
-            **shape,
-            **special,
-            vocab_size=VOCAB_SIZE,
-            max_position_embeddings=MAX_POSITIONS,
-            dtype="float32",
-        )
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-        save_file(_random_tensors(shapes, seed=seed), draft / "model.safetensors", {"format": "pt"})
-        config.architectures = [type(model).__name__]
-        config.save_pretrained(draft)
+        roles = ("bos_token_id", "eos_token_id", "pad_token_id")
+        special = {role: getattr(tokenizer, role) for role in roles}
+        _write_model(draft, CONFIGS[architecture](**shape, **special, **FIXED_SHAPE), seed=seed)
         (draft / "generation_config.json").write_text(json.dumps(special, indent=2) + "\n")
 
     settings = " ".join(f"{key}={value}" for key, value in shape.items())
@@ -118,8 +108,19 @@ def make_micro_pair(
     return teacher, student
 
 
+def _write_model(draft: Path, config: Any, *, seed: int) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    # Tied embeddings appear once among the parameters, and once in the file.
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    tensors = _random_tensors(shapes, seed=seed)
+    save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(draft)
+
+
 def _random_tensors(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, torch.Tensor]:
-    """Draw matrices around 0, norms around 1; tied embeddings appear once."""
+    """Draw matrices around 0 and norms around 1."""
     random = np.random.RandomState(seed)
     tensors = {}
     for name, shape in sorted(shapes.items()):
