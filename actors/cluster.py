@@ -38,7 +38,11 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
     with environment({**CLUSTER_ENVIRONMENT, **secret}):
         import ray
 
-        options: dict[str, Any] = {"namespace": spec.job.name, "log_to_driver": False, "configure_logging": False}
+        options: dict[str, Any] = {
+            "namespace": spec.job.name,
+            "log_to_driver": False,
+            "configure_logging": False,
+        }
         if private:
             ray.init(
                 address="local",

@@ -78,7 +78,7 @@ def prepare(args: argparse.Namespace, load: Load) -> int:
 
 def export(args: argparse.Namespace, load: Load) -> int:
     """Write the student of a run's newest checkpoint as a model folder."""
-    load("opdkit.actors.launch:export_run")(pathlib.Path(args.run), pathlib.Path(args.dir))
+    load("opdkit.actors.exporting:export_run")(pathlib.Path(args.run), pathlib.Path(args.dir))
     sys.stdout.write(f"{args.dir}: ready, in Hugging Face format\n")
     return DONE
 

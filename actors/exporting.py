@@ -1,11 +1,16 @@
-"""A run's newest checkpoint as a model folder, by one process and without a cluster."""
+# pyright: basic
+"""A run's newest checkpoint as a model folder, by this process alone and without a cluster."""
 
 import pathlib
-from typing import Any
+
+import msgspec
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from opdkit.actors.config_file import read_job
-from opdkit.actors.hardware import resolve_dtype
+from opdkit.actors.megatron.session import MegatronSession
+from opdkit.actors.megatron.settings import settings_from_job
 from opdkit.actors.run_files import RunDirectory
+from opdkit.protocols.config import ParallelSection
 from opdkit.protocols.errors import ConfigError
 
 
@@ -13,5 +18,23 @@ def export_run(run: pathlib.Path, directory: pathlib.Path) -> None:
     """Write the student of a run's newest checkpoint in Hugging Face format.
 
     Raises:
-        ConfigError: there is no such run, it has no checkpoint, or the folder exists.
+        ConfigError: there is no such run, it has no checkpoint yet, or the folder is not empty.
     """
+    if not (run / "job.yaml").is_file():
+        raise ConfigError(f"RUN is {str(run)!r}, but there is no job.yaml in it")
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"DIR is {str(directory)!r}, but it exists and is not empty")
+    spec = read_job(run / "job.yaml")
+    checkpoint = RunDirectory(run, keep=spec.checkpoint.keep).newest()
+    if checkpoint is None:
+        raise ConfigError(f"RUN is {str(run)!r}, but it has no complete checkpoint yet")
+    settings = settings_from_job(spec, export_dir=str(directory))
+    alone = msgspec.structs.replace(settings.trainer, parallel=ParallelSection())
+    session = MegatronSession(
+        msgspec.structs.replace(settings, trainer=alone), rank=0, store=HashStore()
+    )
+    try:
+        session.load(checkpoint.trainer_path)
+        session.save_hf(str(directory))
+    finally:
+        session.close()

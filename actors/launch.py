@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from opdkit.actors.serving import STUDENT, TEACHER, deploy, remove, student_part, teacher_part
-from opdkit.actors.trainer_group import TrainerGroup
 
 from opdkit.actors.board_access import BoardAddress
-from opdkit.actors.hardware import resolve_dtype
-from opdkit.actors.megatron.settings import TrainerSettings, settings_from_job
+from opdkit.actors.megatron.settings import settings_from_job
 from opdkit.actors.metric_sinks import open_sinks
-from opdkit.actors.model_files import read_model
 from opdkit.actors.prompt_files import JsonlPrompts
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, QueueActor, RemoteQueue
 from opdkit.actors.rollout_replica import ROLLOUTS, ServeRollouts, rollout_part
 from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.serving import STUDENT, TEACHER, deploy, remove, student_part, teacher_part
+from opdkit.actors.trainer_group import TrainerGroup
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.run_parts import Parts
@@ -70,12 +68,11 @@ async def launch(
     await feed.show(ProgressRecord(phase="starting", step=resumed_step or 0, num_steps=num_steps))
     queue_actor = _start_queue(spec)
     training = RemoteQueue(queue_actor, TRAINING, deadlines=spec.deadlines)
-    trainer = TrainerGroup(
-        _trainer_settings(spec, weights_directory), payloads=training, deadlines=spec.deadlines
-    )
+    settings = settings_from_job(spec, export_dir=weights_directory)
+    trainer = TrainerGroup(settings, payloads=training, deadlines=spec.deadlines)
     parts = [
         student_part(spec.student, seed=spec.job.seed, board=board),
-        teacher_part(spec.teachers[0], loss=spec.loss, vocab_size=_num_vocab(spec)),
+        teacher_part(spec.teachers[0], loss=spec.loss, vocab_size=settings.num_vocab),
         rollout_part(spec, queue_actor=queue_actor),
     ]
     directory = RunDirectory(run_directory, keep=spec.checkpoint.keep)
@@ -137,23 +134,6 @@ def _start_queue(spec: JobSpec) -> Any:
             max_bytes=pipeline.queue_mib * BYTES_PER_MIB,
         )
     )
-
-
-def _trainer_settings(spec: JobSpec, weights_directory: str) -> TrainerSettings:
-    return settings_from_job(
-        spec,
-        dtype=resolve_dtype(spec.trainer.dtype),
-        export_dtype=resolve_dtype(spec.student.dtype),
-        export_dir=weights_directory,
-        num_vocab=_num_vocab(spec),
-    )
-
-
-def _num_vocab(spec: JobSpec) -> int:
-    """Return the logit columns that student and teacher share."""
-    student = read_model(spec.student.model, field="student.model")
-    teacher = read_model(spec.teachers[0].model, field="teachers[0].model")
-    return min(student.shape.logit_width, teacher.shape.logit_width)
 
 
 def _prompts(spec: JobSpec) -> JsonlPrompts:

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from opdkit.actors.engines import ServeStudent, ServeTeacher
-from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 
 from opdkit.actors.calls import call
+from opdkit.actors.engines import ServeStudent, ServeTeacher
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, RemoteQueue
+from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.rollouts import Rollouts
 from opdkit.engine.scheduling import make_scheduler
@@ -70,7 +70,9 @@ class RolloutReplica:
 
 def _template(model: str) -> ChatTemplate:
     # Importing transformers takes seconds; whoever only deploys must not pay them.
-    template: ChatTemplate = importlib.import_module("opdkit.actors.chat_template").TokenizerTemplate(model)
+    template: ChatTemplate = importlib.import_module(
+        "opdkit.actors.chat_template"
+    ).TokenizerTemplate(model)
     return template
 
 

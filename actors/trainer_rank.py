@@ -61,7 +61,7 @@ class TrainerRank:
 
     async def open_meeting_point(self) -> tuple[str, int]:
         """Return host and port where the ranks meet. For rank 0, before any ``start``."""
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        host: str = ray.util.get_node_ip_address()
         self._store = await self._in_thread(self._open_store, host, 0)
         return host, self._store.port
 

@@ -1,12 +1,10 @@
 """What one trainer rank is told at its start."""
 
-from typing import Literal
-
 import msgspec
 
+from opdkit.actors.hardware import DtypeName, resolve_dtype
+from opdkit.actors.model_files import read_model
 from opdkit.protocols.config import JobSpec, LossSection, TrainerSection
-
-DtypeName = Literal["float32", "bfloat16"]
 
 
 class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,16 +32,20 @@ class TrainerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Longest that a rank waits for the others within a step."""
 
 
-def settings_from_job(
-    spec: JobSpec, *, dtype: DtypeName, export_dtype: DtypeName, export_dir: str, num_vocab: int
-) -> TrainerSettings:
-    """Select from a job what its trainer ranks need."""
+def settings_from_job(spec: JobSpec, *, export_dir: str) -> TrainerSettings:
+    """Select from a job what its trainer ranks need; ``auto`` is decided on this machine.
+
+    Raises:
+        ConfigError: a model folder is not complete.
+    """
+    student = read_model(spec.student.model, field="student.model")
+    teacher = read_model(spec.teachers[0].model, field="teachers[0].model")
     return TrainerSettings(
         model=spec.student.model,
-        dtype=dtype,
-        export_dtype=export_dtype,
+        dtype=resolve_dtype(spec.trainer.dtype),
+        export_dtype=resolve_dtype(spec.student.dtype),
         export_dir=export_dir,
-        num_vocab=num_vocab,
+        num_vocab=min(student.shape.logit_width, teacher.shape.logit_width),
         num_steps=spec.pipeline.num_steps,
         max_sequence_tokens=spec.student.max_model_len,
         sampling_temperature=spec.rollout.temperature,

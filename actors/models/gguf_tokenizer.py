@@ -29,7 +29,7 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path) -> None:
         "pad_token": metadata.get("tokenizer.ggml.padding_token_id"),
         "unk_token": metadata.get("tokenizer.ggml.unknown_token_id"),
     }
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # of transformers
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=metadata["llama.context_length"],
         clean_up_tokenization_spaces=False,

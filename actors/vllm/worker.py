@@ -76,7 +76,7 @@ class WorkerExtension:
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(iter(tensors.items()))
-            finalize_layerwise_reload(model, self.model_config)  # type: ignore[no-untyped-call]
+            finalize_layerwise_reload(model, self.model_config)
         for module in model.modules():
             # On a CPU the output layer multiplies by a packed copy of its weight. A layer that
             # is tied to the embedding has no weight of its own in the file, so the reload leaves

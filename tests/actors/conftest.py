@@ -53,5 +53,5 @@ def cluster(run_real: RunReal) -> Iterator[None]:
 
     run_real(start())
     yield
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    serve.shutdown()
     ray.shutdown()

@@ -240,7 +240,7 @@ def test_export_names_the_run_and_the_folder(capsys: pytest.CaptureFixture[str])
     def export_run(run: pathlib.Path, directory: pathlib.Path) -> None:
         seen.append((str(run), str(directory)))
 
-    load = _with("opdkit.actors.launch:export_run", export_run)
+    load = _with("opdkit.actors.exporting:export_run", export_run)
     assert main(["export", "runs/tiny", "out"], load=load) == 0
     assert seen == [("runs/tiny", "out")]
 

@@ -54,7 +54,7 @@ def write_model(folder: Path, *, kind: str, tied: bool, seed: int = 0, **changes
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         # transformers annotates nothing here.
-        model: Any = AutoModelForCausalLM.from_config(CONFIGS[kind](**values))  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(CONFIGS[kind](**values))
         for name, parameter in model.named_parameters():
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.1)
         model.save_pretrained(folder)
