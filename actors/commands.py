@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, load: Load) -> int:
     if report.errors:
         return BAD_CONFIGURATION
     show = functools.partial(show_progress, style=_style(as_json=args.json))
-    summary: RunSummary = load("opdkit.actors.foreground:run_job")(spec, show=show)
+    summary: RunSummary = load("opdkit.actors.foreground:run")(spec, show=show)
     if args.json:
         _write_line({"kind": "summary", **summary_values(summary)})
     else:

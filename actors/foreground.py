@@ -2,6 +2,7 @@
 """A job in the foreground: this process starts it, shows it, and takes everything down with it."""
 
 import asyncio
+import functools
 import importlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,6 +11,8 @@ from typing import Any
 import uvloop
 
 from opdkit.actors.cluster import cluster
+from opdkit.actors.preflight import check_job
+from opdkit.actors.progress import show_progress
 from opdkit.actors.run_files import RunDirectory
 from opdkit.actors.run_messages import RunOutcome
 from opdkit.actors.run_report import RunSummary, Status, write_report
@@ -21,18 +24,20 @@ from opdkit.protocols.messages import ProgressRecord
 Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
 
 
-def run_job(spec: JobSpec, *, show: Show) -> RunSummary:
+def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     """Run a job to its end, from its newest checkpoint if there is one.
 
     Ctrl-C stops it: everything is taken down, and the next call goes on from the checkpoint.
 
     Args:
         spec: The job, checked.
-        show: Shows progress records until there are no more.
+        show: Shows progress records until there are no more; None: a line a step on stdout.
 
     Raises:
-        ConfigError: the directory is in use or belongs to another job.
+        ConfigError: the job cannot run as described, or its directory is in use.
     """
+    check_job(spec).require()
+    show = show or functools.partial(show_progress, style="lines")
     started_s = time.monotonic()
     with RunDirectory.open(spec) as directory:
         outcome = _outcome(spec, directory, show)

@@ -43,6 +43,9 @@ MAX_LOST_ROLLOUTS = 64
 LOST_ROLLOUTS_WINDOW_S = 600.0
 """So many trajectories may be lost with their workers within this time; more ends the run."""
 
+MAX_SKIPPED_STEPS = 3
+"""So many steps in a row with a loss or gradient that is not finite, and the run ends."""
+
 MAX_DEAD_FRACTION = 0.5
 """More samples dead than this, and the data or the scheduler is at fault: the run ends."""
 
@@ -67,6 +70,7 @@ class Run:
             queue_bound=self._queue_bound,
             now_s=parts.clock.now(),
         )
+        self._num_skipped = 0  # steps in a row
         self._lost_workers = Budget(limit=MAX_LOST_ROLLOUTS, window_s=LOST_ROLLOUTS_WINDOW_S)
         self._changed = asyncio.Condition()
         self._leasing: int | None = None  # the step whose batch is wanted
@@ -232,6 +236,7 @@ class Run:
                 got_s = now()
                 report = await self._parts.trainer.train(batch.plan)
                 await self._account(batch, report)
+                await self._judge(batch, report)
                 trained_s = now()
                 if publication is not None:
                     await publication  # of the version before: they are published in order
@@ -262,6 +267,20 @@ class Run:
             self._ledger.train(ordinals, step=batch.plan.step)
             self._step = batch.plan.step + 1
             self._changed.notify_all()
+
+    async def _judge(self, batch: Batch, report: StepReport) -> None:
+        """Name the samples of a step that changed nothing; give up after several."""
+        if not report.skipped:
+            self._num_skipped = 0
+            return
+        self._num_skipped += 1
+        names = ", ".join(sample.sample_id for sample in batch.samples)
+        await self._parts.sink.write("event", self._step, {"skipped_samples": names})
+        if self._num_skipped >= MAX_SKIPPED_STEPS:
+            raise JobFailed(
+                f"loss or gradient was not finite in {self._num_skipped} steps in a row; "
+                f"the samples of the last: {names}"
+            )
 
     async def _export(self) -> WeightManifest:
         return await self._parts.trainer.export(PolicyVersion(self._step))

@@ -57,6 +57,7 @@ class FakeTrainer:
         queue: SampleQueue | None = None,
         pause: Pause = IMMEDIATELY,
         failing_steps: Collection[int] = (),
+        skipped_steps: Collection[int] = (),
         disk: dict[str, PolicyVersion] | None = None,
     ) -> None:
         """Script the trainer.
@@ -65,11 +66,13 @@ class FakeTrainer:
             queue: where payloads are fetched; None: nowhere.
             pause: of a step.
             failing_steps: steps that raise TrainerError, each once.
+            skipped_steps: steps whose gradient is not finite.
             disk: checkpoints by path; give the same one to the trainer that loads them.
         """
         self._queue = queue
         self._pause = pause
         self._failing_steps = set(failing_steps)
+        self._skipped_steps = frozenset(skipped_steps)
         self._disk = {} if disk is None else disk
         self._prefetched: set[StepPlan] = set()
         self.policy_version = PolicyVersion(0)
@@ -92,7 +95,8 @@ class FakeTrainer:
             raise TrainerError(f"scripted failure at step {plan.step}")
         self.policy_version = PolicyVersion(plan.step + 1)
         self.trained.append(plan)
-        return make_report(plan)
+        skipped = plan.step in self._skipped_steps
+        return msgspec.structs.replace(make_report(plan), skipped=skipped)
 
     async def evaluate(self, plan: StepPlan) -> EvaluationReport:
         """Report a divergence that falls with each version."""

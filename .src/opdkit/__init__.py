@@ -1,9 +1,27 @@
 """opdkit: asynchronous on-policy distillation of language models.
 
-``JobSpec`` describes a job; ``run`` runs it here, in the foreground.
+``read_job`` reads a job's YAML, ``JobSpec`` describes one, ``run`` runs it here, in the foreground::
+
+    summary = opdkit.run(opdkit.read_job("examples/smollm2.yaml"))
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from opdkit.protocols.config import JobSpec
 
-__all__ = ["JobSpec", "__version__"]
+if TYPE_CHECKING:
+    from opdkit.actors.config_file import read_job
+    from opdkit.actors.foreground import run
+
+__all__ = ["JobSpec", "__version__", "read_job", "run"]
 __version__ = "0.1.0"
+
+_LAZY = {"read_job": "opdkit.actors.config_file", "run": "opdkit.actors.foreground"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``run`` and ``read_job`` when they are first used: they load much more than a job."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,7 +56,7 @@ def _running(ending: Fake) -> Callable[[str], Fake]:
         asyncio.run(show(records()))
         return ending()
 
-    return _with("opdkit.actors.foreground:run_job", run_job)
+    return _with("opdkit.actors.foreground:run", run_job)
 
 
 def _raising(error: BaseException) -> Fake:

@@ -55,6 +55,7 @@ class Job:
         pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
         failing_steps: tuple[int, ...] = (),
+        skipped_steps: tuple[int, ...] = (),
         store: MemoryStore | None = None,
         disk: dict[str, PolicyVersion] | None = None,
         resume_step: int | None = None,
@@ -64,7 +65,13 @@ class Job:
             LeaseQueue(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
         ]
         self.publisher = FakePublisher(pause=loop_turns(3))
-        self.trainer = FakeTrainer(queue=None, pause=pause, failing_steps=failing_steps, disk=disk)
+        self.trainer = FakeTrainer(
+            queue=None,
+            pause=pause,
+            failing_steps=failing_steps,
+            skipped_steps=skipped_steps,
+            disk=disk,
+        )
         self.runner = FakeRunner(
             queues[0],
             publisher=self.publisher,
@@ -156,6 +163,15 @@ def test_a_trainer_failure_ends_the_run_and_leaves_no_task(run: RunFixture) -> N
     with pytest.raises(ExceptionGroup) as failure:
         run(job.run.run())
     assert failure.group_contains(TrainerError, match="step 3")
+
+
+def test_skipped_steps_name_their_samples_and_three_in_a_row_end_the_run(run: RunFixture) -> None:
+    job = Job(make_spec(), skipped_steps=(0, 2, 3, 4))
+    with pytest.raises(ExceptionGroup) as failure:
+        run(job.run.run())
+    assert failure.group_contains(JobFailed, match="3 steps in a row; the samples .* sample-")
+    events = [step for kind, step, _ in job.sink.records if kind == "event"]
+    assert events == [1, 3, 4, 5]
 
 
 def test_a_resumed_run_trains_exactly_what_was_not_trained(run: RunFixture) -> None:
