@@ -1,3 +1,4 @@
+# pyright: basic
 """Conversations become the ids that transformers makes of them."""
 
 import pathlib
