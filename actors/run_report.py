@@ -132,6 +132,10 @@ def _headline(summary: RunSummary) -> Text:
 def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if summary.before is not None and summary.after is not None:
         yield "held-out reverse KL", _change(summary.before.reverse_kl, summary.after.reverse_kl)
+        yield (
+            "on teacher's top k",
+            _change(summary.before.reverse_kl_on_support, summary.after.reverse_kl_on_support),
+        )
     if summary.tokens_per_s:
         rates = (f"{stage} {rate:,.0f}" for stage, rate in summary.tokens_per_s.items())
         yield "tokens/s", ", ".join(rates)

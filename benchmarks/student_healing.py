@@ -37,7 +37,9 @@ class Healing:
         with tempfile.TemporaryDirectory() as scratch:
             student_dir = Path(scratch) / "student"
             prune_layers(teacher_dir, student_dir, keep=keep)
-            self.sampler: Any = AutoModelForCausalLM.from_pretrained(student_dir, dtype=torch.bfloat16)
+            self.sampler: Any = AutoModelForCausalLM.from_pretrained(
+                student_dir, dtype=torch.bfloat16
+            )
             self.student = AutoModelForCausalLM.from_pretrained(student_dir, dtype=torch.float32)
         self.max_new_tokens = max_new_tokens
         self.optimizer = torch.optim.AdamW(

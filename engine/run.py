@@ -257,10 +257,9 @@ class Run:
                 asked_s = now()
 
     async def _account(self, batch: Batch, report: StepReport) -> None:
-        counted = report.num_supervised + report.num_uncovered
-        if counted != batch.plan.num_supervised:
+        if report.num_supervised != batch.plan.num_supervised:
             raise AssertionError(
-                f"step {report.step}: the ranks counted {counted} positions, "
+                f"step {report.step}: the ranks counted {report.num_supervised} positions, "
                 f"the batch has {batch.plan.num_supervised}"
             )
         await self._parts.queue.acknowledge([sample.sample_id for sample in batch.samples])

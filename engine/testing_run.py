@@ -107,7 +107,7 @@ class FakeTrainer:
             num_samples=len(planned_samples(plan)),
             num_supervised=plan.num_supervised,
             reverse_kl=1.0 / (1 + self.policy_version),
-            reverse_kl_estimate=1.0 / (1 + self.policy_version),
+            reverse_kl_on_support=1.0 / (1 + self.policy_version),
             mean_generated_tokens=plan.num_supervised / max(1, len(planned_samples(plan))),
             truncated_fraction=0.0,
         )

@@ -295,7 +295,7 @@ class StepReport(Message, frozen=True, kw_only=True):
     learning_rate: float
     num_tokens: int
     num_supervised: int
-    """Positions counted by the loss, as the ranks counted them."""
+    """Supervised positions as the ranks counted them, uncovered ones included."""
     num_uncovered: int
     """Positions left out because the teacher gave no finite log-probability."""
     reverse_kl_estimate: float
@@ -320,9 +320,9 @@ class EvaluationReport(Message, frozen=True, kw_only=True):
     num_samples: int
     num_supervised: int
     reverse_kl: float
+    """Per token, nats: mean of log Q(y) - log P(y), unbiased for KL(Q‖P) of the full vocabulary."""
+    reverse_kl_on_support: float
     """Per token, nats, over the teacher's support with a tail bucket: a lower bound."""
-    reverse_kl_estimate: float
-    """Per token, nats, mean of log Q(y) - log P(y): unbiased for the full vocabulary."""
     mean_generated_tokens: float
     truncated_fraction: float
     """Share of samples cut by the token limit."""

@@ -118,8 +118,8 @@ def evaluate(student: Student, batches: Sequence[MicroBatch], plan: StepPlan) ->
         step=plan.step,
         num_samples=len(sample_ids),
         num_supervised=int(totals.num_supervised),
-        reverse_kl=_mean(totals.divergence, totals.num_covered),
-        reverse_kl_estimate=_mean(totals.log_ratio, totals.num_covered),
+        reverse_kl=_mean(totals.log_ratio, totals.num_covered),
+        reverse_kl_on_support=_mean(totals.divergence, totals.num_covered),
         mean_generated_tokens=_mean(totals.num_supervised, len(sample_ids)),
         truncated_fraction=0.0,
     )

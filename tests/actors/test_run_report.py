@@ -29,7 +29,7 @@ def _evaluation(step: int, reverse_kl: float) -> EvaluationReport:
         num_samples=8,
         num_supervised=100,
         reverse_kl=reverse_kl,
-        reverse_kl_estimate=reverse_kl,
+        reverse_kl_on_support=reverse_kl,
         mean_generated_tokens=12.5,
         truncated_fraction=0.0,
     )

@@ -113,8 +113,8 @@ def test_reports_are_exact_means_over_all_ranks(tmp_path: Path, layout: dict[str
         assert report.num_tokens == sum(
             scored.segment.num_tokens for sample in samples for scored in sample.segments
         )
-        assert evaluation.reverse_kl == pytest.approx(reverse_kl, rel=1e-5)
-        assert evaluation.reverse_kl_estimate == pytest.approx(ratio, rel=1e-5)
+        assert evaluation.reverse_kl_on_support == pytest.approx(reverse_kl, rel=1e-5)
+        assert evaluation.reverse_kl == pytest.approx(ratio, rel=1e-5)
         assert evaluation.num_samples == SAMPLES_PER_STEP
         assert evaluation.num_supervised == plan.num_supervised
 
