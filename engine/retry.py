@@ -1,12 +1,10 @@
-"""How much may fail before a run gives up, and how long to wait before the next try.
+"""How much may fail before a run gives up.
 
 Infrastructure and data have budgets of their own: a flaky replica must not use up what is meant
 for bad prompts, nor the other way round.
 """
 
 from collections import deque
-
-_MAX_DOUBLINGS = 60  # beyond any cap in seconds, and still a finite float
 
 
 class Budget:
@@ -29,11 +27,6 @@ class Budget:
             while self._spent_s[0] <= now_s - self._window_s:
                 self._spent_s.popleft()
         return len(self._spent_s) <= self._limit
-
-
-def backoff_s(attempt: int, *, base_s: float, cap_s: float) -> float:
-    """Return the wait after failed attempt ``attempt``, from 0: doubled each time, up to a cap."""
-    return min(cap_s, base_s * 2.0 ** min(attempt, _MAX_DOUBLINGS))
 
 
 def are_too_many_dead(

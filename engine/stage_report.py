@@ -4,7 +4,6 @@ Time with a request in flight does not tell who is slow: with hundreds of trajec
 is always in flight. The run loop's own time does: whatever it stands still for, bounds it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
@@ -74,9 +73,3 @@ def bounding_stage(timings: Iterable[StepTiming], samples: Sequence[SampleMeta])
         spent_s[Stage.TRANSFER] += timing.fetch_s
         spent_s[Stage.PUBLISHER] += timing.publish_wait_s
     return max(spent_s, key=lambda stage: spent_s[stage])
-
-
-def lag_histogram(samples: Iterable[SampleMeta], *, step: int) -> dict[int, int]:
-    """Count a step's samples by lag: ``step`` minus the oldest version among their tokens."""
-    lags = Counter(step - sample.oldest_version for sample in samples)
-    return dict(sorted(lags.items()))

@@ -1,8 +1,8 @@
-"""Budgets end when they are spent, windows forget, and waits double up to their cap."""
+"""Budgets end when they are spent, and windows forget."""
 
 import pytest
 
-from opdkit.engine.retry import Budget, are_too_many_dead, backoff_s
+from opdkit.engine.retry import Budget, are_too_many_dead
 
 
 def test_a_budget_allows_its_limit_and_no_more() -> None:
@@ -36,11 +36,6 @@ def test_failures_outside_the_window_are_forgotten() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Budget(**arguments)
-
-
-def test_waits_double_up_to_their_cap() -> None:
-    waits_s = [backoff_s(attempt, base_s=0.5, cap_s=3.0) for attempt in (0, 1, 2, 3, 10_000)]
-    assert waits_s == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from opdkit.engine.stage_report import (
     Stage,
     StepTiming,
     bounding_stage,
-    lag_histogram,
     stage_rates,
 )
 from opdkit.engine.testing_messages import make_meta
@@ -64,8 +63,3 @@ def test_the_run_is_bounded_by_what_it_spends_most_time_on(
 ) -> None:
     samples = [make_meta(0, generate_s=generate_s, score_s=score_s)]
     assert bounding_stage(timings, samples) is stage
-
-
-def test_lags_are_counted_from_the_oldest_token() -> None:
-    samples = [make_meta(n, policy_version=version) for n, version in enumerate([5, 3, 5, 4])]
-    assert lag_histogram(samples, step=5) == {0: 2, 1: 1, 2: 1}
