@@ -19,7 +19,7 @@ from opdkit.protocols.config_wording import requirement, shown
 _PREAMBLE = """\
 # Configuration
 
-A job is one YAML file. `opdkit run`, `opdkit check`, the HTTP API and `opdkit.JobSpec` take the
+A job is one YAML file. `opdkit run`, `opdkit check` and `opdkit.JobSpec` take the
 same fields. This page is generated from the classes in `protocols/config.py`.
 
 The smallest job:
