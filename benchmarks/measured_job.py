@@ -23,7 +23,6 @@ import psutil  # type: ignore[import-untyped]  # publishes no types
 
 from opdkit.actors.metric_sinks import read_metrics
 from opdkit.engine.stage_report import Stage
-from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import JobFailed
 
 TITLES = {
@@ -66,21 +65,19 @@ class Reading(NamedTuple):
 
 
 def run_job(
-    config: str, *, spec: JobSpec, overrides: Sequence[str], window: Window
+    config: str, *, directory: pathlib.Path, overrides: Sequence[str], window: Window
 ) -> dict[str, float]:
     """Run a job to its end and return its figures over the window.
 
     Args:
         config: its YAML file.
-        spec: what the file and the overrides say.
-        overrides: as on the command line.
+        directory: its run directory, an existing one.
+        overrides: as on the command line; they set ``job.run_dir`` to the directory.
         window: which steps count.
 
     Raises:
         JobFailed: the run did, or ended before the window. The message has its last words.
     """
-    directory = pathlib.Path(spec.job.directory)
-    directory.mkdir(parents=True, exist_ok=True)
     with _command(config, overrides, errors=directory / "stderr.txt") as process:
         readings = dict(_read_at(process, window))
         code = process.wait()

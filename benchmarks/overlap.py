@@ -48,16 +48,18 @@ def measure(*, num_runs: int | None, is_quick: bool) -> BenchmarkReport:
     machine = this_machine()
     num_runs = num_runs or (QUICK_NUM_RUNS if is_quick else NUM_RUNS)
     window = QUICK_WINDOW if is_quick else WINDOW
+    path = job_path(is_quick=is_quick)
     runs: dict[int, list[dict[str, float]]] = {lag: [] for lag in LAGS}
     config: dict[str, Any] = {}
     for _ in range(num_runs):
         for lag in LAGS:
             with tempfile.TemporaryDirectory(prefix="opdkit-bench-") as folder:
-                path = job_path(is_quick=is_quick)
-                overrides = _overrides(pathlib.Path(folder), lag=lag, window=window)
-                spec = read_shape(path, overrides=overrides)
-                config = shape_values(spec)
-                runs[lag].append(run_job(path, spec=spec, overrides=overrides, window=window))
+                directory = pathlib.Path(folder)
+                overrides = _overrides(directory, lag=lag, window=window)
+                config = shape_values(read_shape(path, overrides=overrides))
+                runs[lag].append(
+                    run_job(path, directory=directory, overrides=overrides, window=window)
+                )
     figures = lag_figures(runs, num_cores=num_cores())
     return make_report(
         "overlap",

@@ -1,9 +1,9 @@
 """A benchmark's report for people: its figures over their limits, and the bounds."""
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from opdkit.benchmarks.report import BenchmarkReport, Bound
@@ -18,13 +18,7 @@ def print_report(report: BenchmarkReport, console: Console) -> None:
     machine = report.machine
     where = f"{report.name} at {report.commit}, {machine.num_cores} cores of {machine.cpu}"
     console.print(Text(f"{where}, load {machine.load_1m:g}"), soft_wrap=True)
-    table = Table(box=None, header_style="bold")
-    heading, *rows = table_cells(report)
-    for column, text in enumerate(heading):
-        table.add_column(text, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row, style="dim" if row[0].startswith(LIMIT_MARK) else None)
-    console.print(table)
+    _print_table(table_cells(report), console)
     for basis in dict.fromkeys(limit.basis for limit in report.limits.values()):
         console.print(Text(f"limit: {basis}", style="dim"), soft_wrap=True)
     for bound in report.bounds:
@@ -36,7 +30,8 @@ def print_report(report: BenchmarkReport, console: Console) -> None:
 def table_cells(report: BenchmarkReport) -> list[list[str]]:
     """Return a heading and a row for each quantity, with a column for each condition.
 
-    A row of limits follows the quantities that have any.
+    Spreads are given as shares of the median. A row of limits follows the quantities that have
+    any, with how many times the limit the median is.
     """
     conditions = list(dict.fromkeys(_split(name)[0] for name in report.figures))
     quantities = dict.fromkeys(_split(name)[1] for name in report.figures)
@@ -78,6 +73,16 @@ def digits(value: float) -> str:
     return f"{value:,.{max(NUM_DIGITS - 1 - magnitude, 0)}f}"
 
 
+def _print_table(rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Print aligned rows; on a narrow screen they wrap, but no digit is cut off."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (first, *others) in enumerate(rows):
+        cells = [f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True)]
+        line = "  ".join([f"{first:{widths[0]}}", *cells])
+        style = "dim" if first.startswith(LIMIT_MARK) else "" if number else "bold"
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
 def _split(name: str) -> tuple[str, str]:
     """Split a figure's name into its condition, which may be empty, and its quantity."""
     condition, _, short = name.rpartition(".")
@@ -88,15 +93,15 @@ def _figure_cell(report: BenchmarkReport, name: str) -> str:
     if name not in report.figures:
         return ""
     figure = report.figures[name]
-    median = quantity(name, figure.median)
-    return f"{median} ({quantity(name, figure.spread)})" if figure.spread else median
+    spread = f" ({figure.spread / abs(figure.median):.0%})" if figure.median else ""
+    return quantity(name, figure.median) + (spread if figure.spread else "")
 
 
 def _limit_cell(report: BenchmarkReport, name: str) -> str:
     if name not in report.limits:
         return ""
     limit = report.limits[name].value
-    times = f" (×{digits(report.figures[name].median / limit)})" if limit else ""
+    times = f" (x{digits(report.figures[name].median / limit)})" if limit else ""
     return quantity(name, limit) + times
 
 

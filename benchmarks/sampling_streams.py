@@ -1,7 +1,7 @@
 """Streams that sample from a student without a pause, and an account of their replies."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
@@ -16,20 +16,10 @@ FINISHED = frozenset({"stop", "length"})
 
 
 class Student(Protocol):
-    """What the streams sample from."""
+    """What the streams sample from: a ``StudentSampler`` whose replies can be closed."""
 
-    def generate(self, request: GenerateRequest) -> "Reply":
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream a reply."""
-        ...
-
-
-class Reply(Protocol):
-    """A stream of chunks that can be closed."""
-
-    def __aiter__(self) -> AsyncIterator[TokenChunk]: ...
-
-    async def aclose(self) -> None:
-        """End it."""
         ...
 
 
@@ -49,7 +39,7 @@ class SamplingStreams:
         self._num_tokens = 0
 
     @asynccontextmanager
-    async def run(self, num_streams: int) -> AsyncIterator[None]:
+    async def run(self, num_streams: int) -> AsyncGenerator[None, None]:
         """Sample within the block, from when every stream has had a token to its reply's end."""
         flowing = [asyncio.Event() for _ in range(num_streams)]
         async with asyncio.TaskGroup() as streams:
