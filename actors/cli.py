@@ -24,7 +24,7 @@ Load = Callable[[str], Callable[..., Any]]
 _EPILOG = """\
 exit codes:
   0    done
-  1    the job failed; the message names the cause
+  1    the job failed, and the message names the cause; or a benchmark's bound does not hold
   2    the command line, the configuration, a model or the data is at fault; nothing was started
   130  interrupted (Ctrl-C)
 
@@ -75,6 +75,11 @@ def build_parser() -> argparse.ArgumentParser:
     export = _add_command(commands, "export", "write a run's student in Hugging Face format")
     export.add_argument("run", metavar="RUN", help="directory of the run")
     export.add_argument("dir", metavar="DIR", help="folder to make")
+    bench = _add_command(commands, "bench", "measure a part against its limit")
+    bench.add_argument("name", metavar="NAME", nargs="?", help="which; left out: list them")
+    bench.add_argument("--runs", type=int, metavar="N", help="repetitions behind each median")
+    bench.add_argument("--quick", action="store_true", help="small sizes: does it work at all?")
+    bench.add_argument("--json", action="store_true", help="for programs: JSON on stdout")
     return parser
 
 

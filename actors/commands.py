@@ -83,6 +83,22 @@ def export(args: argparse.Namespace, load: Load) -> int:
     return DONE
 
 
+def bench(args: argparse.Namespace, load: Load) -> int:
+    """Run a benchmark and say whether its bounds hold, or list the benchmarks."""
+    if args.name is None:
+        load("opdkit.benchmarks.catalogue:print_list")(sys.stdout)
+        return DONE
+    measure = load("opdkit.benchmarks.catalogue:measure")
+    report = measure(args.name, num_runs=args.runs, is_quick=args.quick)
+    if args.json:
+        _write_line(msgspec.to_builtins(report))
+    else:
+        from rich.console import Console
+
+        load("opdkit.benchmarks.report_view:print_report")(report, Console())
+    return DONE if report.holds else JOB_FAILED
+
+
 def _style(*, as_json: bool) -> "Style":
     if as_json:
         return "json"

@@ -83,8 +83,9 @@ def _in_new_process(*args: str, **environment: str) -> subprocess.CompletedProce
         "from opdkit.actors.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from opdkit.actors.cli import main\nassert main(['check', sys.argv[1]]) == 2",
         "from opdkit.actors.cli import main\nassert main(['run', sys.argv[1]]) == 2",
+        "from opdkit.actors.cli import main\nassert main(['bench', 'none']) == 2",
     ],
-    ids=["import", "help", "check", "run"],
+    ids=["import", "help", "check", "run", "bench"],
 )
 def test_a_mistake_is_answered_without_anything_heavy(tmp_path: pathlib.Path, code: str) -> None:
     path = tmp_path / "bad.yaml"
@@ -246,7 +247,7 @@ def test_export_names_the_run_and_the_folder(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_command_is_implemented() -> None:
-    for name in ("run", "check", "prepare", "export"):
+    for name in ("run", "check", "prepare", "export", "bench"):
         assert callable(import_function(f"opdkit.actors.commands:{name}"))
 
 
