@@ -34,8 +34,8 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
             "cluster.address is none, but ray is already imported here: a private cluster's "
             "settings must come first; import ray later, or connect and set cluster.address"
         )
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if private else {}
-    with environment({**CLUSTER_ENVIRONMENT, **secret}):
+    own = _private_environment(session) if private else {}
+    with environment({**CLUSTER_ENVIRONMENT, **own}):
         import ray
 
         options: dict[str, Any] = {
@@ -59,6 +59,15 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _private_environment(session: str) -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # vLLM leaves its sockets and rendezvous files behind; here they vanish with the session.
+        "TMPDIR": session,
+    }
 
 
 def num_cpus_of(spec: JobSpec) -> float:

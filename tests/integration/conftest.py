@@ -92,7 +92,7 @@ def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def write_prompts(path: Path, *, num_rows: int, bad: bool = True) -> None:
-    """Write prompts; with ``bad``, the third is no JSON and the sixth is longer than the context."""
+    """Write prompts; with ``bad``, the third is no JSON and the sixth exceeds the context."""
     lines = [prompt_line(PROMPTS[n % len(PROMPTS)]) for n in range(num_rows)]
     if bad:
         lines[2], lines[5] = "{not JSON", prompt_line(TOO_LONG)

@@ -1,4 +1,4 @@
-"""Mistakes in a job, as somebody at the command line meets them: a line, a code, nothing started."""
+"""Mistakes in a job, as met at the command line: one line, an exit code, and nothing started."""
 
 import json
 import re

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(models: Path, shared_place: Place) -> Iterator[Story]:
+def story(models: Path, shared_place: Place) -> Story:
     place = shared_place
     values = micro_job(
         "story",
@@ -73,7 +72,7 @@ def story(models: Path, shared_place: Place) -> Iterator[Story]:
     story = Story(place=place, directory=place.folder / "runs" / "story")
     for name, act in ACTS.items():
         act(story, name, job)
-    yield story
+    return story
 
 
 def interrupt_while_it_starts(story: Story, name: str, job: str) -> None:
@@ -178,7 +177,9 @@ def test_a_part_that_cannot_be_replaced_ends_the_run_by_name(
 def test_a_run_that_is_killed_takes_its_processes_along(story: Story) -> None:
     code, _ = story.endings["lose_engines_and_be_killed"]
     assert code == -signal.SIGKILL
-    assert [left for left in story.leftovers["lose_engines_and_be_killed"] if "process" in left] == []
+    assert [
+        left for left in story.leftovers["lose_engines_and_be_killed"] if "process" in left
+    ] == []
 
 
 def test_the_next_run_removes_what_a_killed_one_left(story: Story) -> None:
