@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install test lint unit real clean
+.PHONY: quickstart install test lint unit real clean
+
+quickstart: $(INSTALLED)
+	$(BIN)/opdkit prepare smollm2
+	$(BIN)/opdkit run examples/smollm2.yaml
 
 install: $(INSTALLED)
 

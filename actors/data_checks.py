@@ -7,9 +7,9 @@ import msgspec
 
 from opdkit.actors.preflight_report import Finding, error, good, warning
 from opdkit.actors.prompt_files import JsonlPrompts
-from opdkit.actors.tokenizer_files import PromptTokenizer
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError, PromptError
+from opdkit.protocols.roles import ChatTemplate
 
 MAX_ROWS_MEASURED = 5000
 
@@ -29,7 +29,7 @@ class RowCounts(msgspec.Struct, kw_only=True):
     """Tokens of the longest prompt."""
 
 
-def check_data(spec: JobSpec, tokenizer: PromptTokenizer | None) -> list[Finding]:
+def check_data(spec: JobSpec, tokenizer: ChatTemplate | None) -> list[Finding]:
     """Read every row of the job's files, and measure up to ``MAX_ROWS_MEASURED`` of each.
 
     Args:
@@ -54,7 +54,7 @@ def check_data(spec: JobSpec, tokenizer: PromptTokenizer | None) -> list[Finding
     return findings + epochs
 
 
-def _count(prompts: JsonlPrompts, spec: JobSpec, tokenizer: PromptTokenizer | None) -> RowCounts:
+def _count(prompts: JsonlPrompts, spec: JobSpec, tokenizer: ChatTemplate | None) -> RowCounts:
     counts = RowCounts(num_rows=len(prompts))
     stride = -(-len(prompts) // MAX_ROWS_MEASURED)
     for index in range(len(prompts)):
@@ -68,12 +68,12 @@ def _count(prompts: JsonlPrompts, spec: JobSpec, tokenizer: PromptTokenizer | No
     return counts
 
 
-def _length(row: dict[str, Any], name: str, tokenizer: PromptTokenizer) -> int:
+def _length(row: dict[str, Any], name: str, tokenizer: ChatTemplate) -> int:
     messages = row["messages"]
     if messages[-1]["role"] == "assistant":  # The rollout drops it too.
         messages = messages[:-1]
     try:
-        return tokenizer.count(messages, tools=row.get("tools") or ())
+        return len(tokenizer.render(messages, tools=row.get("tools") or ()))
     except PromptError as problem:
         raise PromptError(f"{name}: {problem}") from None
 

@@ -3,12 +3,12 @@
 Reads files and this machine's memory; starts nothing, imports neither torch nor vLLM nor Ray.
 """
 
+from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.data_checks import check_data
 from opdkit.actors.memory_estimates import Machine, check_memory, read_machine
 from opdkit.actors.model_checks import check_models
 from opdkit.actors.model_files import ModelFiles, read_model
 from opdkit.actors.preflight_report import Finding, PreflightReport, error, good
-from opdkit.actors.tokenizer_files import PromptTokenizer
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError
 
@@ -45,9 +45,9 @@ def _read(name: str, path: str, findings: list[Finding]) -> ModelFiles | None:
     return model
 
 
-def _load_tokenizer(student: ModelFiles, findings: list[Finding]) -> PromptTokenizer | None:
+def _load_tokenizer(student: ModelFiles, findings: list[Finding]) -> TokenizerTemplate | None:
     try:
-        return PromptTokenizer(student.path, student.tokenizer, field="student.model")
+        return TokenizerTemplate(student, field="student.model")
     except ConfigError as problem:
         findings.append(error("chat template", str(problem)))
         return None

@@ -7,7 +7,6 @@ the same sample ids, so that none is queued twice.
 """
 
 import asyncio
-import importlib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 import msgspec
 
 from opdkit.actors.calls import call
+from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.engines import ServeStudent, ServeTeacher
+from opdkit.actors.model_files import read_model
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, RemoteQueue
 from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock
@@ -69,11 +70,7 @@ class RolloutReplica:
 
 
 def _template(model: str) -> ChatTemplate:
-    # Importing transformers takes seconds; whoever only deploys must not pay them.
-    template: ChatTemplate = importlib.import_module(
-        "opdkit.actors.chat_template"
-    ).TokenizerTemplate(model)
-    return template
+    return TokenizerTemplate(read_model(model, field="student.model"), field="student.model")
 
 
 def rollout_part(spec: JobSpec, *, queue_actor: Any) -> Part:

@@ -25,7 +25,8 @@ def summarise(
     records = read_metrics(directory.metrics) if directory.metrics.exists() else []
     steps = [record for record in records if record["kind"] == "step"]
     evaluations = [_evaluation(record) for record in records if record["kind"] == "evaluation"]
-    last = steps[-1] if steps else {}
+    accounts = [record for record in records if record["kind"] in ("step", "ledger")]
+    last = accounts[-1] if accounts else {}
     checkpoint = directory.newest()
     return RunSummary(
         name=spec.job.name,

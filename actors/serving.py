@@ -14,6 +14,7 @@ from typing import Any
 from ray import serve
 from ray.serve._private.common import DeploymentID
 from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from opdkit.actors.board_access import BoardAddress
 from opdkit.actors.calls import call
@@ -21,7 +22,7 @@ from opdkit.actors.ray_environment import engine_environment
 from opdkit.actors.vllm.student_replica import StudentReplica
 from opdkit.actors.vllm.teacher_replica import TeacherReplica
 from opdkit.protocols.config import LossSection, PlacementSection, StudentSection, TeacherSection
-from opdkit.protocols.errors import DeadlineExceeded, ReplicaLost, StartupTimeout
+from opdkit.protocols.errors import InfrastructureError, StartupTimeout
 
 STUDENT = "student"
 TEACHER = "teacher"
@@ -32,6 +33,7 @@ HEALTH_CHECK_TIMEOUT_S = 120.0
 DRAIN_S = 5.0
 """What a replica that is to go may take for the calls it has; the rest go elsewhere."""
 MAX_START_ATTEMPTS = 3
+STATUS_PERIOD_S = 0.5
 STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
@@ -86,22 +88,20 @@ def application_name(job: str, role: str) -> str:
 
 
 async def deploy(job: str, parts: Sequence[Part], *, deadline_s: float) -> dict[str, Any]:
-    """Start all parts at once and wait until each has a replica that serves.
+    """Start all parts at once and wait until all their replicas serve.
 
     Returns:
         The Serve handle of each role; to be used on this event loop only.
 
     Raises:
         StartupTimeout: a part was not ready in time. The message names it, and what Serve says.
-        ReplicaLost: a part failed to start.
+        InfrastructureError: a part cannot start. The message has Serve's account of why.
     """
     deadline = asyncio.get_running_loop().time() + deadline_s
     await asyncio.to_thread(_run, job, parts)
-    handles = {part.role: await handle_of(job, part.role) for part in parts}
-    for role, handle in handles.items():
-        left_s = deadline - asyncio.get_running_loop().time()
-        await _until_ready(job, role, handle, left_s, deadline_s)
-    return handles
+    for part in parts:
+        await _until_running(application_name(job, part.role), deadline, deadline_s)
+    return {part.role: await handle_of(job, part.role) for part in parts}
 
 
 async def handle_of(job: str, role: str) -> Any:
@@ -171,27 +171,30 @@ def _deployment(part: Part) -> Any:
     )
 
 
-async def _until_ready(job: str, role: str, handle: Any, left_s: float, deadline_s: float) -> None:
-    """Call the part: the router holds the call until a replica serves, or Serve gives up."""
-    name = application_name(job, role)
-    try:
-        await call(lambda: handle.check_health.remote(), name=name, deadline_s=max(left_s, 0.0))
-    except DeadlineExceeded as error:
-        status = await asyncio.to_thread(_status_text, name)
-        raise StartupTimeout(f"{name} was not ready within {deadline_s:g} s: {status}") from error
-    except ReplicaLost as error:
-        status = await asyncio.to_thread(_status_text, name)
-        raise ReplicaLost(f"{name} failed to start: {status}") from error
+async def _until_running(name: str, deadline: float, deadline_s: float) -> None:
+    """Wait for all replicas of an application, until ``deadline`` on the loop's clock.
+
+    Timed looks, because Serve has no event for a deployment that cannot start: a call to it would
+    wait for ever. This is at start-up only.
+    """
+    while True:
+        application = (await asyncio.to_thread(serve.status)).applications[name]
+        if application.status is ApplicationStatus.RUNNING:
+            return
+        if application.status is ApplicationStatus.DEPLOY_FAILED:
+            raise InfrastructureError(f"{name} failed to start: {_text_of(application)}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise StartupTimeout(
+                f"{name} was not ready within {deadline_s:g} s: {_text_of(application)}"
+            )
+        await asyncio.sleep(STATUS_PERIOD_S)
 
 
-def _status_text(name: str) -> str:
+def _text_of(application: ApplicationStatusOverview) -> str:
     """Return what Serve says of an application and its deployments."""
-    application = serve.status().applications.get(name)
-    if application is None:
-        return "Serve does not know it"
-    parts = [f"{application.status}: {application.message}"]
+    parts = [f"{application.status.value}: {application.message}"]
     parts += [
-        f"{deployment}: {overview.status}: {overview.message}"
-        for deployment, overview in application.deployments.items()
+        f"{name}: {deployment.status.value}: {deployment.message}"
+        for name, deployment in application.deployments.items()
     ]
     return "; ".join(parts)

@@ -32,7 +32,7 @@ class Healing:
     def __init__(
         self, teacher_dir: Path, *, keep: Sequence[int], lr: float, max_new_tokens: int
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(teacher_dir, padding_side="left")
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(teacher_dir, padding_side="left")
         self.teacher = AutoModelForCausalLM.from_pretrained(teacher_dir, dtype=torch.bfloat16)
         with tempfile.TemporaryDirectory() as scratch:
             student_dir = Path(scratch) / "student"
@@ -117,7 +117,8 @@ class Healing:
 
 def _logits_at(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     states = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    return model.lm_head(states[:, :-1][mask[:, 1:]])
+    logits: torch.Tensor = model.lm_head(states[:, :-1][mask[:, 1:]])
+    return logits
 
 
 def _bucketed_reverse_kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from opdkit.engine.packing import plan_step
 from opdkit.engine.retry import Budget, are_too_many_dead
 from opdkit.engine.run_parts import Batch, Parts, RunState
 from opdkit.engine.stage_report import StepTiming
-from opdkit.engine.step_record import StepRecorder
+from opdkit.engine.step_record import StepRecorder, account_values
 from opdkit.engine.tasks import dead_prompt, make_task
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import InfrastructureError, JobFailed, PromptError
@@ -70,6 +70,7 @@ class Run:
             queue_bound=self._queue_bound,
             now_s=parts.clock.now(),
         )
+        self._num_held_out_tokens = 0  # sampled, but not of the ledger
         self._num_skipped = 0  # steps in a row
         self._lost_workers = Budget(limit=MAX_LOST_ROLLOUTS, window_s=LOST_ROLLOUTS_WINDOW_S)
         self._changed = asyncio.Condition()
@@ -102,6 +103,7 @@ class Run:
             await self._train()
             demands.cancel()
         self._ledger.check()
+        await self._close_accounts()
         await self._save()
         await self._evaluate()
 
@@ -329,7 +331,18 @@ class Run:
             trainer=self._parts.trainer,
             step=self._step,
         )
+        self._num_held_out_tokens += round(report.mean_generated_tokens * report.num_samples)
         await self._parts.sink.write("evaluation", self._step, msgspec.to_builtins(report))
+
+    async def _close_accounts(self) -> None:
+        """Record the final balances, with the tokens as the rollout workers counted them."""
+        rollouts = await self._parts.runner.report()
+        num_counted = rollouts.student.num_generated_tokens - self._num_held_out_tokens
+        num_counted -= rollouts.counters.get("unfinished_tokens", 0)  # their samples began anew
+        balance = self._ledger.balance(num_generated_tokens=num_counted)
+        if balance.num_missing_tokens < 0:
+            balance = self._ledger.balance()  # a worker began anew, and counted from 0
+        await self._parts.sink.write("ledger", self._step, account_values(balance))
 
     async def _save(self) -> None:
         state = RunState(

@@ -57,7 +57,7 @@ class StepRecorder:
         values: Values = {
             **_loss_values(report),
             **_sample_values(samples),
-            **_account_values(balance),
+            **account_values(balance),
             "lag_mean": fmean(lags),
             "lag_max": max(lags),
             "queue_samples": num_queued,
@@ -134,7 +134,8 @@ def _sample_values(samples: Sequence[SampleMeta]) -> Values:
     }
 
 
-def _account_values(balance: Balance) -> Values:
+def account_values(balance: Balance) -> Values:
+    """Return both accounts and what is missing from them."""
     return {
         "drawn": balance.num_drawn,
         "alive": balance.num_alive,

@@ -1,6 +1,6 @@
 """opdkit: asynchronous on-policy distillation of language models.
 
-``read_job`` reads a job's YAML, ``JobSpec`` describes one, ``run`` runs it here, in the foreground::
+``read_job`` reads a job's YAML, ``JobSpec`` describes one, ``run`` runs it here::
 
     summary = opdkit.run(opdkit.read_job("examples/smollm2.yaml"))
 """

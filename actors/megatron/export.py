@@ -28,6 +28,8 @@ EXPORT_NAME = re.compile(r"policy-\d{8,}\.safetensors")
 
 CARRIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 """Of the files beside the weights in a model folder: tokenizer, templates, generation defaults."""
+NOT_CARRIED = ("model.safetensors.index.json", "manifest.json")
+"""What describes the source folder's own files."""
 
 
 def export_weights(student: Student, policy_version: PolicyVersion) -> WeightManifest | None:
@@ -61,7 +63,7 @@ def save_hf(student: Student, folder: str) -> None:
         target / "model.safetensors", hf_shapes(student, dtype), stream_hf(student, dtype)
     )
     for file in source.iterdir():
-        if file.suffix in CARRIED_SUFFIXES and not file.name.endswith(".index.json"):
+        if file.suffix in CARRIED_SUFFIXES and file.name not in NOT_CARRIED:
             shutil.copyfile(file, target / file.name)
     config = json.loads((source / "config.json").read_bytes())
     dtype_key = "torch_dtype" if "torch_dtype" in config else "dtype"

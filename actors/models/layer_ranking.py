@@ -21,12 +21,12 @@ TOKENS_PER_CHUNK = 256
 
 
 class LayerDrop(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the greedy search."""
+    """What it costs to leave a layer out, or the block that begins with it."""
 
     layer: int
-    """Index in the whole model of the layer left out."""
+    """Index in the whole model."""
     kl: float
-    """Nats per token from the whole model, with this and all earlier layers left out."""
+    """Nats per token from the whole model; in a greedy search, with all earlier drops."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,14 +71,32 @@ def rank_layers(model: Any, replies: Sequence[Reply], *, num_drops: int) -> list
     whole = logprob_chunks(model, replies)
     drops: list[LayerDrop] = []
     for _ in range(num_drops):
-        costs = {}
-        for layer in layers:
-            with only_layers(model, [other for other in layers if other != layer]):
-                costs[layer] = mean_kl(whole, logprob_chunks(model, replies))
+        costs = {
+            layer: _cost(model, [other for other in layers if other != layer], whole, replies)
+            for layer in layers
+        }
         best = min(costs, key=costs.__getitem__)
         layers.remove(best)
         drops.append(LayerDrop(layer=best, kl=costs[best]))
     return drops
+
+
+def rank_blocks(model: Any, replies: Sequence[Reply], *, num_layers: int) -> list[LayerDrop]:
+    """Order blocks of consecutive layers, named by their first, by how little they are missed."""
+    layers = range(len(model.model.layers))
+    whole = logprob_chunks(model, replies)
+    drops = []
+    for first in range(len(layers) - num_layers + 1):
+        kept = [*layers[:first], *layers[first + num_layers :]]
+        drops.append(LayerDrop(layer=first, kl=_cost(model, kept, whole, replies)))
+    return sorted(drops, key=lambda drop: drop.kl)
+
+
+def _cost(
+    model: Any, kept: Sequence[int], whole: Sequence[torch.Tensor], replies: Sequence[Reply]
+) -> float:
+    with only_layers(model, kept):
+        return mean_kl(whole, logprob_chunks(model, replies))
 
 
 @contextmanager

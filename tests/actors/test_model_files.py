@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from opdkit.actors.model_files import read_model
-from opdkit.actors.tokenizer_files import PromptTokenizer, read_tokenizer
-from opdkit.protocols.errors import ConfigError, PromptError
+from opdkit.actors.tokenizer_files import read_tokenizer
+from opdkit.protocols.errors import ConfigError
 from tests.actors.model_folders import NUM_IDS, SPECIAL, TEMPLATE, write_model, write_tokenizer
 
 
@@ -124,13 +124,6 @@ def test_equal_tokenizers_have_equal_digests(tmp_path: pathlib.Path) -> None:
     assert a.added_digest != c.added_digest
 
 
-def test_prompt_lengths_are_those_of_transformers(tmp_path: pathlib.Path) -> None:
-    folder = write_model(tmp_path / "m")
-    tokenizer = PromptTokenizer(folder, read_tokenizer(folder, field="x"), field="x")
-    # One id a byte: <|im_start|> user newline é é <|im_end|> newline <|im_start|> assistant newline
-    assert tokenizer.count([{"role": "user", "content": "éé"}]) == 1 + 5 + 4 + 1 + 1 + 1 + 10
-
-
 @pytest.mark.parametrize("where", ["file", "list", "settings"])
 def test_a_template_is_found_where_models_keep_it(tmp_path: pathlib.Path, where: str) -> None:
     folder = tmp_path / "m"
@@ -142,33 +135,3 @@ def test_a_template_is_found_where_models_keep_it(tmp_path: pathlib.Path, where:
         named = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert read_tokenizer(folder, field="x").chat_template == TEMPLATE
-
-
-def test_a_template_may_refuse_messages(tmp_path: pathlib.Path) -> None:
-    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    folder = write_model(tmp_path / "m", template=template)
-    tokenizer = PromptTokenizer(folder, read_tokenizer(folder, field="x"), field="x")
-    with pytest.raises(PromptError, match="the chat template refuses it: no system"):
-        tokenizer.count([{"role": "system", "content": "x"}])
-
-
-def test_a_template_has_the_functions_that_models_use(tmp_path: pathlib.Path) -> None:
-    template = (
-        "{% for tool in tools %}{% if loop.first %}{{ tool | tojson }}{% break %}{% endif %}"
-        "{% endfor %}{{ strftime_now('%Y') | length }}{{ bos_token }}"
-    )
-    folder = write_model(tmp_path / "m", template=template)
-    tokenizer = PromptTokenizer(folder, read_tokenizer(folder, field="x"), field="x")
-    num_tokens = tokenizer.count([{"role": "user", "content": "x"}], tools=[{"a": "é"}, {}])
-    assert num_tokens == len('{"a": "é"}'.encode()) + 1 + 1
-
-
-@pytest.mark.parametrize(
-    ("template", "message"), [(None, "has no chat template"), ("{% if %}", "is broken")]
-)
-def test_a_model_without_a_template_is_refused(
-    tmp_path: pathlib.Path, template: str | None, message: str
-) -> None:
-    folder = write_model(tmp_path / "m", template=template)
-    with pytest.raises(ConfigError, match=message):
-        PromptTokenizer(folder, read_tokenizer(folder, field="x"), field="student.model")

@@ -12,8 +12,11 @@ from opdkit.engine.scheduling import (
 )
 from opdkit.engine.testing import (
     RecordingQueue,
+    ScriptedTeacher,
     VirtualTimeLoop,
 )
+from opdkit.protocols.errors import TeacherAlignmentError
+from opdkit.protocols.messages import ScoreRequest, TeacherScores
 from tests.conftest import Run
 from tests.engine.rollout_setup import (
     Compresses,
@@ -116,19 +119,22 @@ def test_a_cancelled_trajectory_does_not_wait_for_its_hook_s_thread(run: Run) ->
 def test_a_cancellation_is_not_lost_in_another_failure(run: Run) -> None:
     class Disguises(ScriptedTeacher):
         async def score(self, request: ScoreRequest) -> TeacherScores:
-            try:
-                return await super().score(request)
-            except asyncio.CancelledError:
-                raise TeacherAlignmentError("half an answer") from None
+            scores = await super().score(request)
+            if len(self.requests) == 1:  # a second attempt would be answered
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    raise TeacherAlignmentError("half an answer") from None
+            return scores
 
-    setup = Setup(
-        ["x:[1,2]", "y:[3]"], GoesOn(), max_turns=1, max_attempts=2, teacher=Disguises(hangs=True)
-    )
+    setup = Setup(["x:[1,2]", "y:[3]"], GoesOn(), max_turns=1, max_attempts=2, teacher=Disguises())
 
     async def scenario() -> bool:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(setup.rollouts.run(make_task()))
             await setup.teacher.asked.wait()
+            for _ in range(3):
+                await asyncio.sleep(0)  # until the teacher waits
             task.cancel()
         return task.cancelled()
 

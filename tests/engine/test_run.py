@@ -106,6 +106,11 @@ class Job:
         return [name for plan in self.trainer.trained for name in planned_samples(plan)]
 
     @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the student sampled for training."""
+        return sum(plan.num_supervised for plan in self.trainer.trained)
+
+    @property
     def lags(self) -> list[float]:
         """The greatest lag of each step."""
         return [float(v["lag_max"]) for kind, _, v in self.sink.records if kind == "step"]
@@ -215,5 +220,7 @@ def test_metrics_hold_the_ledger_and_its_balance(run: RunFixture) -> None:
     job = Job(make_spec())
     run(job.run.run())
     steps = [values for kind, _, values in job.sink.records if kind == "step"]
+    [final] = [values for kind, _, values in job.sink.records if kind == "ledger"]
+    assert final["tokens_generated"] == final["tokens_trained"] == job.num_sampled_tokens
     assert [values["trained"] for values in steps] == [4, 8, 12, 16, 20, 24]
     assert all(v["ledger_missing"] == 0 and v["ledger_missing_tokens"] == 0 for v in steps)

@@ -12,6 +12,7 @@ from opdkit.actors.models.layer_ranking import (
     logprob_chunks,
     mean_kl,
     only_layers,
+    rank_blocks,
     rank_layers,
 )
 from opdkit.actors.models.micro import make_micro_model
@@ -41,6 +42,17 @@ def test_a_layer_that_does_nothing_is_left_out_first(model: Any) -> None:
     assert first.kl == pytest.approx(0.0, abs=1e-6)
     assert second.kl > 0.01
     assert len(model.model.layers) == 4
+
+
+def test_a_block_that_does_nothing_is_missed_least(model: Any) -> None:
+    with torch.no_grad():
+        for idle in model.model.layers[1:3]:
+            idle.self_attn.o_proj.weight.zero_()
+            idle.mlp.down_proj.weight.zero_()
+    first, *others = rank_blocks(model, REPLIES, num_layers=2)
+    assert first.layer == 1
+    assert first.kl == pytest.approx(0.0, abs=1e-6)
+    assert {drop.layer for drop in others} == {0, 2}
 
 
 def test_only_reply_tokens_are_compared_whatever_the_padding(model: Any) -> None:
