@@ -43,22 +43,25 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
             "log_to_driver": False,
             "configure_logging": False,
         }
-        if private:
-            ray.init(
-                address="local",
-                num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _temp_dir=session,
-                _node_ip_address="127.0.0.1",
-                **options,
-            )
-        else:
-            ray.init(address=spec.cluster.address, **options)
+        # Ray prints what befalls its workers on stdout, where our reports go.
+        ray._private.worker._worker_logs_enabled = False
         try:
+            if private:
+                ray.init(
+                    address="local",
+                    num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    _temp_dir=session,
+                    _node_ip_address="127.0.0.1",
+                    **options,
+                )
+            else:
+                ray.init(address=spec.cluster.address, **options)
             yield
         finally:
             ray.shutdown()
+            ray._private.worker._worker_logs_enabled = True
 
 
 def _private_environment(session: str) -> dict[str, str]:
