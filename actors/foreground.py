@@ -43,7 +43,7 @@ def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     started_s = time.monotonic()
     with RunDirectory.open(spec) as directory:
         if (summary := completed_before(spec, directory)) is not None:
-            asyncio.run(show(_nothing_to_do(summary)))
+            asyncio.run(_say_it_is_complete(summary, show))
             return summary
         failure = directory.path / "failure.txt"
         failure.unlink(missing_ok=True)
@@ -67,13 +67,16 @@ def completed_before(spec: JobSpec, directory: RunDirectory) -> RunSummary | Non
     return summary if summary is not None and summary.status == "completed" else None
 
 
-async def _nothing_to_do(summary: RunSummary) -> AsyncIterator[ProgressRecord]:
-    yield ProgressRecord(
-        phase="done",
-        step=summary.num_steps,
-        num_steps=summary.num_steps,
-        message="complete before this call; raise pipeline.num_steps to go on",
-    )
+async def _say_it_is_complete(summary: RunSummary, show: Show) -> None:
+    async def records() -> AsyncIterator[ProgressRecord]:
+        yield ProgressRecord(
+            phase="done",
+            step=summary.num_steps,
+            num_steps=summary.num_steps,
+            message="complete before this call; raise pipeline.num_steps to go on",
+        )
+
+    await show(records())
 
 
 def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:

@@ -92,8 +92,8 @@ class Place:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            here = process.cwd() == str(self.folder)
-            return here and process.status() != psutil.STATUS_ZOMBIE
+            is_here = bool(process.cwd() == str(self.folder))
+            return is_here and bool(process.status() != psutil.STATUS_ZOMBIE)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from opdkit.actors.chat_template import TokenizerTemplate
+from opdkit.actors.model_files import read_model
 from opdkit.actors.models.micro import VOCAB_SIZE
 from opdkit.actors.ray_environment import engine_environment
 from opdkit.actors.weight_checksum import checksum_of
@@ -101,7 +102,9 @@ async def _record(model: Path) -> Recorded:
         rollouts = Rollouts(
             student=student,
             teacher=teachers[support],
-            template=TokenizerTemplate(str(model)),
+            template=TokenizerTemplate(
+                read_model(str(model), field="student.model"), field="student.model"
+            ),
             train_queue=queue,
             evaluation_queue=queue,
             scheduler=make_scheduler(name, {}),
