@@ -34,8 +34,8 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
             "cluster.address is none, but ray is already imported here: a private cluster's "
             "settings must come first; import ray later, or connect and set cluster.address"
         )
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if private else {}
-    with environment({**CLUSTER_ENVIRONMENT, **secret}):
+    own = _private_environment(session) if private else {}
+    with environment({**CLUSTER_ENVIRONMENT, **own}):
         import ray
 
         options: dict[str, Any] = {
@@ -43,22 +43,34 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
             "log_to_driver": False,
             "configure_logging": False,
         }
-        if private:
-            ray.init(
-                address="local",
-                num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _temp_dir=session,
-                _node_ip_address="127.0.0.1",
-                **options,
-            )
-        else:
-            ray.init(address=spec.cluster.address, **options)
+        # Ray prints what befalls its workers on stdout, where our reports go.
+        ray._private.worker._worker_logs_enabled = False
         try:
+            if private:
+                ray.init(
+                    address="local",
+                    num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    _temp_dir=session,
+                    _node_ip_address="127.0.0.1",
+                    **options,
+                )
+            else:
+                ray.init(address=spec.cluster.address, **options)
             yield
         finally:
             ray.shutdown()
+            ray._private.worker._worker_logs_enabled = True
+
+
+def _private_environment(session: str) -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # vLLM leaves its sockets and rendezvous files behind; here they vanish with the session.
+        "TMPDIR": session,
+    }
 
 
 def num_cpus_of(spec: JobSpec) -> float:

@@ -7,14 +7,13 @@ the foreground process watches. Whoever watches waits in a call of its own for s
 
 import asyncio
 import pathlib
-import traceback
 
 import msgspec
 import ray
 
 from opdkit.actors.board_access import BoardAddress, WatchedBoard
 from opdkit.actors.launch import launch
-from opdkit.actors.run_messages import Resumption, RunOutcome
+from opdkit.actors.run_messages import Resumption, RunOutcome, failed
 from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.run import Run
 from opdkit.engine.run_parts import RunState
@@ -44,11 +43,7 @@ class Coordinator(WatchedBoard):
                 self._driving = group.create_task(self._drive(resumption), name="engine")
             outcome = RunOutcome(was_stopped=self._driving.cancelled())
         except Exception as error:  # noqa: BLE001 - supervision: whoever watches is told the cause
-            cause = first_cause(error)
-            outcome = RunOutcome(
-                error=f"{type(cause).__name__}: {cause}",
-                traceback="".join(traceback.format_exception(cause)),
-            )
+            outcome = failed(first_cause(error))
         finally:
             self._ended.set()
             await self.close()

@@ -16,6 +16,7 @@ from opdkit.actors.coordinator import Coordinator
 from opdkit.actors.run_files import RunDirectory
 from opdkit.actors.run_messages import Resumption, RunOutcome
 from opdkit.actors.scratch import Scratch
+from opdkit.engine.one_error import one_error
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import OpdkitError
 from opdkit.protocols.messages import ProgressRecord
@@ -31,7 +32,11 @@ Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
 async def drive(
     spec: JobSpec, directory: RunDirectory, *, scratch: Scratch, show: Show
 ) -> RunOutcome:
-    """Run the job on the cluster that this process is connected to. Cancelling stops the run."""
+    """Run the job on the cluster that this process is connected to. Cancelling stops the run.
+
+    Raises:
+        InfrastructureError: the coordinator died, or did not answer.
+    """
     coordinator: Any = (
         ray.remote(Coordinator)
         .options(name=NAME, num_cpus=0, max_concurrency=1000)
@@ -44,9 +49,10 @@ async def drive(
     resumption = _resumption(directory)
     send = functools.partial(coordinator.run.remote, resumption)
     try:
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(call(send, name="run", deadline_s=YEAR_S), name="run")
-            await show(_records(coordinator))
+        with one_error():
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(call(send, name=NAME, deadline_s=YEAR_S), name="run")
+                await show(_records(coordinator))
         return msgspec.msgpack.decode(running.result(), type=RunOutcome)
     except asyncio.CancelledError:
         await _stop(coordinator)

@@ -14,11 +14,12 @@ from opdkit.actors.cluster import cluster
 from opdkit.actors.preflight import check_job
 from opdkit.actors.progress import show_progress
 from opdkit.actors.run_files import RunDirectory
-from opdkit.actors.run_messages import RunOutcome
-from opdkit.actors.run_report import RunSummary, Status, write_report
+from opdkit.actors.run_messages import RunOutcome, failed
+from opdkit.actors.run_report import RunSummary, Status, read_summary, write_report
 from opdkit.actors.run_totals import summarise
 from opdkit.actors.scratch import scratch_folders
 from opdkit.protocols.config import JobSpec
+from opdkit.protocols.errors import InfrastructureError
 from opdkit.protocols.messages import ProgressRecord
 
 Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
@@ -27,7 +28,8 @@ Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
 def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     """Run a job to its end, from its newest checkpoint if there is one.
 
-    Ctrl-C stops it: everything is taken down, and the next call goes on from the checkpoint.
+    Ctrl-C stops it: everything is taken down, and the next call goes on from the checkpoint. A job
+    that is complete stays as it is, until ``pipeline.num_steps`` is raised.
 
     Args:
         spec: The job, checked.
@@ -40,16 +42,41 @@ def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     show = show or functools.partial(show_progress, style="lines")
     started_s = time.monotonic()
     with RunDirectory.open(spec) as directory:
+        if (summary := completed_before(spec, directory)) is not None:
+            asyncio.run(_say_it_is_complete(summary, show))
+            return summary
+        failure = directory.path / "failure.txt"
+        failure.unlink(missing_ok=True)
         outcome = _outcome(spec, directory, show)
         status: Status = "completed"
         if outcome.error:
             status = "failed"
-            (directory.path / "failure.txt").write_text(outcome.traceback, encoding="utf-8")
+            failure.write_text(outcome.traceback, encoding="utf-8")
         elif outcome.was_stopped:
             status = "cancelled"
         wall_s = time.monotonic() - started_s
         summary = summarise(spec, directory, status=status, cause=outcome.error, wall_s=wall_s)
         return write_report(directory, summary)
+
+
+def completed_before(spec: JobSpec, directory: RunDirectory) -> RunSummary | None:
+    """Return the summary of a run that has done all that the job asks for; None: it has not."""
+    if directory.resumed is None or directory.resumed.step < spec.pipeline.num_steps:
+        return None
+    summary = read_summary(directory.summary) if directory.summary.exists() else None
+    return summary if summary is not None and summary.status == "completed" else None
+
+
+async def _say_it_is_complete(summary: RunSummary, show: Show) -> None:
+    async def records() -> AsyncIterator[ProgressRecord]:
+        yield ProgressRecord(
+            phase="done",
+            step=summary.num_steps,
+            num_steps=summary.num_steps,
+            message="complete before this call; raise pipeline.num_steps to go on",
+        )
+
+    await show(records())
 
 
 def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
@@ -67,3 +94,5 @@ def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
             return outcome
     except KeyboardInterrupt:
         return RunOutcome(was_stopped=True)
+    except InfrastructureError as error:
+        return failed(error)

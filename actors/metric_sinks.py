@@ -31,7 +31,7 @@ class JsonlSink:
     def __init__(self, path: pathlib.Path, *, resumed_step: int | None = None) -> None:
         """Begin the file, or keep its lines up to the step that the run resumes from."""
         self._path = path
-        kept = read_metrics(path) if resumed_step is not None and path.exists() else []
+        kept = read_metrics(path) if resumed_step is not None else []
         lines = [_encode(record) for record in kept if record["step"] <= (resumed_step or 0)]
         write_durably(path, b"".join(line + b"\n" for line in lines))
 
@@ -110,7 +110,12 @@ def open_sinks(
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics file; a last line that a crash tore is left out."""
+    """Return the records of a metrics file; a last line that a crash tore is left out.
+
+    No file: the run has not begun to record, and there are none.
+    """
+    if not path.exists():
+        return []
     lines = path.read_bytes().split(b"\n")
     return [msgspec.json.decode(line) for line in lines[:-1]]
 

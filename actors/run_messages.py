@@ -1,5 +1,7 @@
 """What the foreground and the coordinator tell each other."""
 
+import traceback
+
 from opdkit.protocols.messages import Message
 
 
@@ -19,3 +21,12 @@ class RunOutcome(Message, frozen=True, kw_only=True):
     """One line: the class and message of the first cause."""
     traceback: str = ""
     was_stopped: bool = False
+
+
+def failed(error: BaseException) -> RunOutcome:
+    """Return the outcome of a run that this error ended."""
+    message = f"{type(error).__name__}: {error}"
+    return RunOutcome(
+        error=" ".join(message.split()),
+        traceback="".join(traceback.format_exception(error)),
+    )

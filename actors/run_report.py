@@ -91,12 +91,16 @@ def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
 
 
 def write_report(directory: RunDirectory, summary: RunSummary) -> RunSummary:
-    """Draw the plot and write the summary, with the plot's place in it; return that summary."""
-    # Here, since matplotlib takes a second to load, which no other command should.
-    from opdkit.actors.divergence_plot import plot_divergence
+    """Draw the plot and write the summary, with the plot's place in it; return that summary.
 
-    plot_divergence(directory.plot, read_metrics(directory.metrics), title=_title(summary))
-    summary = msgspec.structs.replace(summary, plot=str(directory.plot))
+    A run that ended before its first record has nothing to plot.
+    """
+    if records := read_metrics(directory.metrics):
+        # Here, since matplotlib takes a second to load, which no other command should.
+        from opdkit.actors.divergence_plot import plot_divergence
+
+        plot_divergence(directory.plot, records, title=_title(summary))
+        summary = msgspec.structs.replace(summary, plot=str(directory.plot))
     write_summary(directory.summary, summary)
     return summary
 

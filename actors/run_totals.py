@@ -22,7 +22,7 @@ def summarise(
     spec: JobSpec, directory: RunDirectory, *, status: Status, cause: str, wall_s: float
 ) -> RunSummary:
     """Add up the metrics of a run."""
-    records = read_metrics(directory.metrics) if directory.metrics.exists() else []
+    records = read_metrics(directory.metrics)
     steps = [record for record in records if record["kind"] == "step"]
     evaluations = [_evaluation(record) for record in records if record["kind"] == "evaluation"]
     accounts = [record for record in records if record["kind"] in ("step", "ledger")]

@@ -4,7 +4,8 @@
 vLLM imports this module in the engine's process, before the model is loaded, and mixes
 ``WorkerExtension`` into the worker. Its methods are called by ``collective_rpc``, between two
 steps of the engine. This is the one module whose import acts, because vLLM offers no call that
-early: in a process that ``multiprocessing`` started it begins to watch the parent.
+early: in a process that ``multiprocessing`` started it begins to watch the parent, and keeps the
+progress bars of loading from making a semaphore, which would outlive a process that is killed.
 """
 
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tqdm import tqdm  # type: ignore[import-untyped]  # publishes no types
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
@@ -97,12 +99,13 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _watch_owner() -> None:
+def _live_and_die_with_owner() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
+        tqdm.set_lock(threading.RLock())
         threading.Thread(
             target=_end_with, args=(parent,), daemon=True, name="opdkit-owner-watch"
         ).start()
 
 
-_watch_owner()
+_live_and_die_with_owner()

@@ -184,3 +184,13 @@ def test_the_report_is_written_where_the_run_is(tmp_path: pathlib.Path) -> None:
     assert summary.plot == str(tmp_path / "divergence.png")
     assert directory.plot.exists()
     assert read_summary(directory.summary) == summary
+
+
+def test_a_run_that_ended_before_its_first_record_has_a_report_without_plot(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = RunDirectory(tmp_path, keep=1)
+    summary = write_report(directory, _changed(status="cancelled", plot=None))
+    assert summary.plot is None
+    assert not directory.plot.exists()
+    assert read_summary(directory.summary) == summary

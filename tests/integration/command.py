@@ -1,0 +1,191 @@
+"""The command as a user calls it: in a process and a folder of its own, with everything it starts.
+
+Whatever a run starts has the run's working directory, by which it is found: Ray's and vLLM's
+processes rename themselves and overwrite their environment, but stay where they were started.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]  # publishes no types
+import yaml  # type: ignore[import-untyped]  # ships no type information
+
+SOURCE = Path(__file__).parents[2] / ".src"
+SHARED_MEMORY = Path("/dev/shm")
+START_S = 300.0
+"""Longest wait for a run to get anywhere: its cores may be taken."""
+POLL_S = 0.05
+"""Processes that are not our children have no event that says they ended."""
+
+
+class Place:
+    """A folder from which jobs are run, and a folder for what they write elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        # Short: the path of a Unix socket has 107 bytes at most.
+        self.temporary = Path(tempfile.mkdtemp(prefix="oi-"))
+        self.folder = folder
+        self.shared_before = set(os.listdir(SHARED_MEMORY))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a user's shell would hold."""
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONPATH": str(SOURCE),
+            "TMPDIR": str(self.temporary),
+        }
+
+    def write_job(self, values: Mapping[str, Any], *, name: str = "job.yaml") -> str:
+        """Write a configuration file; return its name."""
+        (self.folder / name).write_text(yaml.safe_dump(dict(values)))
+        return name
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Call the command and wait for its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "opdkit.actors.cli", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_S,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all processes that were started from this folder and live."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def leftovers(self) -> list[str]:
+        """Name what is left of the runs: processes, temporary files, shared memory."""
+        processes = [f"process {' '.join(process.cmdline())}" for process in self.processes()]
+        files = [str(path) for path in self.temporary.rglob("*")]
+        in_use = "".join(_mapped_files())
+        new = sorted(set(os.listdir(SHARED_MEMORY)) - self.shared_before)
+        # What others made meanwhile is mapped by them, or is a folder of another run's weights.
+        shared = [name for name in new if name not in in_use and not self._is_of_others(name)]
+        return [*processes, *files, *shared]
+
+    def until_gone(self, *, within_s: float) -> list[str]:
+        """Wait until nothing of the runs is left; return what is left then."""
+        deadline_s = time.monotonic() + within_s
+        while (left := self.leftovers()) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        return left
+
+    def remove(self) -> None:
+        """End what a failed test left."""
+        for process in self.processes():
+            process.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            is_here = bool(process.cwd() == str(self.folder))
+            return is_here and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+
+    def _is_of_others(self, name: str) -> bool:
+        records = self.folder.rglob("scratch.json")
+        return name.startswith("opdkit-weights-") and not any(
+            name in record.read_text() for record in records
+        )
+
+
+class RunningJob:
+    """A ``run --json`` in progress."""
+
+    def __init__(self, place: Place, *arguments: str) -> None:
+        self.place = place
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in ``close``
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "opdkit.actors.cli", "run", *arguments, "--json"],
+            cwd=place.folder,
+            env=place.environment,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,  # a group of its own, as a shell's job has
+        )
+        self.records: list[dict[str, Any]] = []
+        self._lines = self._read()
+
+    def until(self, is_reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Read on until a record is as wanted."""
+        for record in self._lines:
+            if is_reached(record):
+                return record
+        raise AssertionError(f"the run ended before: {self.end()}")
+
+    def until_step(self, step: int) -> int:
+        """Read on until so many steps are done; return how many are."""
+        found = self.until(lambda r: r["kind"] == "progress" and r["step"] >= step)
+        return int(found["step"])
+
+    def find(self, title: str, *, under: str = "") -> psutil.Process:
+        """Return the process of this title, whose parent's title holds ``under``."""
+        found = [
+            process
+            for process in self.place.processes()
+            if title in " ".join(process.cmdline())
+            and under in " ".join(process.parent().cmdline())
+        ]
+        assert len(found) == 1, f"{len(found)} processes are {title!r}"
+        return found[0]
+
+    def kill(self, title: str, *, under: str = "") -> None:
+        """End one part as an exhausted memory does."""
+        self.find(title, under=under).kill()
+
+    def end(self, *, within_s: float | None = None) -> tuple[int, str]:
+        """Wait for the end; return the exit code and what was written to stderr."""
+        started_s = time.monotonic()
+        for _ in self._lines:
+            pass
+        code = self.process.wait()
+        passed_s = time.monotonic() - started_s
+        assert within_s is None or passed_s < within_s, f"it took {passed_s:.1f} s to end"
+        self._errors.seek(0)
+        return code, self._errors.read()
+
+    def close(self) -> None:
+        """Kill what still runs, and close the files."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._errors.close()
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.records.append(json.loads(line))
+            yield self.records[-1]
+
+
+@contextmanager
+def running(place: Place, *arguments: str) -> Iterator[RunningJob]:
+    """Start a run, and end it with the block if it goes on."""
+    with closing(RunningJob(place, *arguments)) as job:
+        yield job
+
+
+def _mapped_files() -> Iterator[str]:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            yield maps.read_text()
+        except OSError:
+            continue
