@@ -15,7 +15,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from opdkit.actors.model_files import ModelFiles
+from opdkit.actors.files.model_files import ModelFiles
 from opdkit.protocols.errors import ConfigError, PromptError
 
 

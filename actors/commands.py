@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from opdkit.actors.checks.preflight_report import report_values
 from opdkit.actors.cli import BAD_CONFIGURATION, DONE, INTERRUPTED, JOB_FAILED, Load
-from opdkit.actors.config_file import read_job
-from opdkit.actors.preflight_report import report_values
+from opdkit.actors.files.config_file import read_job
 
 if TYPE_CHECKING:
-    from opdkit.actors.progress import Style
-    from opdkit.actors.run_report import RunSummary
+    from opdkit.actors.reports.progress import Style
+    from opdkit.actors.reports.run_report import RunSummary
 
 _EXIT_CODES = {"completed": DONE, "failed": JOB_FAILED, "cancelled": INTERRUPTED}
 
@@ -31,10 +31,10 @@ def run(args: argparse.Namespace, load: Load) -> int:
 
     from rich.console import Console
 
-    from opdkit.actors.preflight import check_job
-    from opdkit.actors.preflight_view import print_report
-    from opdkit.actors.progress import show_progress
-    from opdkit.actors.run_report import print_summary, summary_values
+    from opdkit.actors.checks.preflight import check_job
+    from opdkit.actors.checks.preflight_view import print_report
+    from opdkit.actors.reports.progress import show_progress
+    from opdkit.actors.reports.run_report import print_summary, summary_values
 
     report = check_job(spec)
     if args.json:
@@ -58,8 +58,8 @@ def check(args: argparse.Namespace, load: Load) -> int:
 
     from rich.console import Console
 
-    from opdkit.actors.preflight import check_job
-    from opdkit.actors.preflight_view import print_report
+    from opdkit.actors.checks.preflight import check_job
+    from opdkit.actors.checks.preflight_view import print_report
 
     report = check_job(spec)
     if args.json:

@@ -13,7 +13,7 @@ import ray
 
 from opdkit.actors.calls import call
 from opdkit.actors.coordinator import Coordinator
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.actors.run_messages import Resumption, RunOutcome
 from opdkit.actors.scratch import Scratch
 from opdkit.engine.one_error import one_error

@@ -6,10 +6,10 @@ import pathlib
 import msgspec
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
-from opdkit.actors.config_file import read_job
+from opdkit.actors.files.config_file import read_job
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.actors.megatron.session import MegatronSession
 from opdkit.actors.megatron.settings import settings_from_job
-from opdkit.actors.run_files import RunDirectory
 from opdkit.protocols.config import ParallelSection
 from opdkit.protocols.errors import ConfigError
 

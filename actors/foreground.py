@@ -10,13 +10,13 @@ from typing import Any
 
 import uvloop
 
+from opdkit.actors.checks.preflight import check_job
 from opdkit.actors.cluster import cluster
-from opdkit.actors.preflight import check_job
-from opdkit.actors.progress import show_progress
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.run_files import RunDirectory
+from opdkit.actors.reports.progress import show_progress
+from opdkit.actors.reports.run_report import RunSummary, Status, read_summary, write_report
+from opdkit.actors.reports.run_totals import summarise
 from opdkit.actors.run_messages import RunOutcome, failed
-from opdkit.actors.run_report import RunSummary, Status, read_summary, write_report
-from opdkit.actors.run_totals import summarise
 from opdkit.actors.scratch import scratch_folders
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import InfrastructureError

@@ -13,12 +13,12 @@ from typing import Any
 import ray
 
 from opdkit.actors.board_access import BoardAddress
+from opdkit.actors.files.metric_sinks import open_sinks
+from opdkit.actors.files.prompt_files import JsonlPrompts
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.actors.megatron.settings import settings_from_job
-from opdkit.actors.metric_sinks import open_sinks
-from opdkit.actors.prompt_files import JsonlPrompts
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, QueueActor, RemoteQueue
 from opdkit.actors.rollout_replica import ROLLOUTS, ServeRollouts, rollout_part
-from opdkit.actors.run_files import RunDirectory
 from opdkit.actors.serving import STUDENT, TEACHER, deploy, remove, student_part, teacher_part
 from opdkit.actors.trainer_group import TrainerGroup
 from opdkit.engine.clocks import MonotonicClock

@@ -16,7 +16,7 @@ import msgspec
 from opdkit.actors.calls import call
 from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.engines import ServeStudent, ServeTeacher
-from opdkit.actors.model_files import read_model
+from opdkit.actors.files.model_files import read_model
 from opdkit.actors.queue_actor import EVALUATION, TRAINING, RemoteQueue
 from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock

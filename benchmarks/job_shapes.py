@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opdkit.actors.config_file import read_job
-from opdkit.actors.preflight import check_job
+from opdkit.actors.checks.preflight import check_job
+from opdkit.actors.files.config_file import read_job
 from opdkit.protocols.config import JobSpec
 
 MAIN_JOB = "examples/smollm2.yaml"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil  # type: ignore[import-untyped]  # publishes no types
 
-from opdkit.actors.metric_sinks import read_metrics
+from opdkit.actors.files.metric_sinks import read_metrics
 from opdkit.engine.stage_report import Stage
 from opdkit.protocols.errors import JobFailed
 

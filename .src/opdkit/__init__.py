@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from opdkit.protocols.config import JobSpec
 
 if TYPE_CHECKING:
-    from opdkit.actors.config_file import read_job
+    from opdkit.actors.files.config_file import read_job
     from opdkit.actors.foreground import run
 
 __all__ = ["JobSpec", "__version__", "read_job", "run"]
 __version__ = "0.1.0"
 
-_LAZY = {"read_job": "opdkit.actors.config_file", "run": "opdkit.actors.foreground"}
+_LAZY = {"read_job": "opdkit.actors.files.config_file", "run": "opdkit.actors.foreground"}
 
 
 def __getattr__(name: str) -> Any:

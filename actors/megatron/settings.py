@@ -2,8 +2,8 @@
 
 import msgspec
 
+from opdkit.actors.files.model_files import read_model
 from opdkit.actors.hardware import DtypeName, resolve_dtype
-from opdkit.actors.model_files import read_model
 from opdkit.protocols.config import JobSpec, LossSection, TrainerSection
 
 

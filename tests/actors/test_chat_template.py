@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opdkit.actors.chat_template import TokenizerTemplate
-from opdkit.actors.model_files import read_model
+from opdkit.actors.files.model_files import read_model
 from opdkit.actors.models.micro import make_micro_model
 from opdkit.protocols.errors import ConfigError, PromptError
 from tests.actors.model_folders import write_model

@@ -19,7 +19,7 @@ from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError, InfrastructureError, JobFailed
 from opdkit.protocols.messages import ProgressRecord
 from tests.actors.model_folders import write_model
-from tests.actors.test_run_report import SUMMARY
+from tests.actors.reports.test_run_report import SUMMARY
 from tests.protocols.jobs import job_values
 
 SOURCE = pathlib.Path(__file__).parents[2] / ".src"

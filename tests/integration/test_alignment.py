@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from opdkit.actors.chat_template import TokenizerTemplate
-from opdkit.actors.model_files import read_model
+from opdkit.actors.files.model_files import read_model
 from opdkit.actors.models.micro import VOCAB_SIZE
 from opdkit.actors.ray_environment import engine_environment
 from opdkit.actors.weight_checksum import checksum_of

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.engine.run_parts import RunState
 from tests.integration.conftest import Finished
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.engine.run_parts import RunState
 from tests.integration.command import Place, running
 from tests.integration.conftest import prompt_line

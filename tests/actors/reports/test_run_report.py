@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from opdkit.actors.divergence_plot import curves_of, plot_divergence
-from opdkit.actors.run_files import RunDirectory
-from opdkit.actors.run_report import (
+from opdkit.actors.files.run_files import RunDirectory
+from opdkit.actors.reports.divergence_plot import curves_of, plot_divergence
+from opdkit.actors.reports.run_report import (
     RunSummary,
     print_summary,
     read_summary,

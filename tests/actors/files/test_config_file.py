@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from opdkit.actors.config_file import format_job, parse_override, parse_yaml, read_job
+from opdkit.actors.files.config_file import format_job, parse_override, parse_yaml, read_job
 from opdkit.protocols.config_decoding import decode_job
 from opdkit.protocols.errors import ConfigError
 

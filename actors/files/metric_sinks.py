@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from opdkit.actors.durable_files import append_line, write_durably
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.durable_files import append_line, write_durably
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.protocols.roles import MetricSink
 
 Value = float | int | str

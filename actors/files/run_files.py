@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from opdkit.actors.config_file import format_job, parse_yaml
-from opdkit.actors.durable_files import append_line, sync, sync_tree, write_durably
-from opdkit.actors.prompt_files import JsonlPrompts
-from opdkit.actors.resume_rules import check_resume
-from opdkit.actors.run_lock import hold_lock
+from opdkit.actors.files.config_file import format_job, parse_yaml
+from opdkit.actors.files.durable_files import append_line, sync, sync_tree, write_durably
+from opdkit.actors.files.prompt_files import JsonlPrompts
+from opdkit.actors.files.resume_rules import check_resume
+from opdkit.actors.files.run_lock import hold_lock
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import decode_job
 from opdkit.protocols.errors import ConfigError

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from opdkit.actors.metric_sinks import read_metrics
-from opdkit.actors.run_files import RunDirectory
-from opdkit.actors.run_report import RunSummary, Status
+from opdkit.actors.files.metric_sinks import read_metrics
+from opdkit.actors.files.run_files import RunDirectory
+from opdkit.actors.reports.run_report import RunSummary, Status
 from opdkit.engine.stage_report import Stage
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.messages import EvaluationReport

@@ -8,10 +8,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from opdkit.actors.durable_files import write_durably
-from opdkit.actors.metric_sinks import read_metrics
-from opdkit.actors.progress import duration
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.durable_files import write_durably
+from opdkit.actors.files.metric_sinks import read_metrics
+from opdkit.actors.files.run_files import RunDirectory
+from opdkit.actors.reports.progress import duration
 from opdkit.protocols.messages import EvaluationReport
 
 NAME_WIDTH = 21
@@ -97,7 +97,7 @@ def write_report(directory: RunDirectory, summary: RunSummary) -> RunSummary:
     """
     if records := read_metrics(directory.metrics):
         # Here, since matplotlib takes a second to load, which no other command should.
-        from opdkit.actors.divergence_plot import plot_divergence
+        from opdkit.actors.reports.divergence_plot import plot_divergence
 
         plot_divergence(directory.plot, records, title=_title(summary))
         summary = msgspec.structs.replace(summary, plot=str(directory.plot))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from opdkit.actors.json_files import read_object
+from opdkit.actors.files.json_files import read_object
 from opdkit.protocols.errors import ConfigError
 
 

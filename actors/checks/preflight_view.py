@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opdkit.actors.preflight_report import PreflightReport
+from opdkit.actors.checks.preflight_report import PreflightReport
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("error", "bold red")}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from opdkit.actors.json_files import read_object
-from opdkit.actors.tokenizer_files import TokenizerFiles, read_tokenizer
+from opdkit.actors.files.json_files import read_object
+from opdkit.actors.files.tokenizer_files import TokenizerFiles, read_tokenizer
 from opdkit.protocols.errors import ConfigError
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")

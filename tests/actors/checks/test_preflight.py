@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from opdkit.actors.memory_estimates import MIB, Machine, estimate_memory, read_machine
-from opdkit.actors.model_files import read_model
-from opdkit.actors.preflight import check_job
-from opdkit.actors.preflight_report import Finding, PreflightReport
+from opdkit.actors.checks.memory_estimates import MIB, Machine, estimate_memory, read_machine
+from opdkit.actors.checks.preflight import check_job
+from opdkit.actors.checks.preflight_report import Finding, PreflightReport
+from opdkit.actors.files.model_files import read_model
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import apply_overrides, decode_job
 from opdkit.protocols.errors import ConfigError

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from opdkit.actors.metric_sinks import (
+from opdkit.actors.files.metric_sinks import (
     EverySink,
     JsonlSink,
     TensorBoardSink,
     open_sinks,
     read_metrics,
 )
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.protocols.roles import MetricSink
 from tests.conftest import Run
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from opdkit.actors.preflight_report import Finding, error, good, warning
-from opdkit.actors.prompt_files import JsonlPrompts
+from opdkit.actors.checks.preflight_report import Finding, error, good, warning
+from opdkit.actors.files.prompt_files import JsonlPrompts
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError, PromptError
 from opdkit.protocols.roles import ChatTemplate

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from opdkit.actors.config_file import parse_yaml
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.config_file import parse_yaml
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import apply_overrides, decode_job
 from opdkit.protocols.errors import ConfigError
@@ -284,8 +284,8 @@ def test_a_run_is_not_resumed_on_other_data(run: Run, values: dict[str, Any]) ->
 
 HOLDER = """
 import sys
-from opdkit.actors.config_file import parse_yaml
-from opdkit.actors.run_files import RunDirectory
+from opdkit.actors.files.config_file import parse_yaml
+from opdkit.actors.files.run_files import RunDirectory
 from opdkit.protocols.config_decoding import decode_job
 
 with RunDirectory.open(decode_job(parse_yaml(sys.argv[1], name="job"))):
@@ -295,7 +295,7 @@ with RunDirectory.open(decode_job(parse_yaml(sys.argv[1], name="job"))):
 
 
 def test_two_runs_cannot_share_a_directory(values: dict[str, Any]) -> None:
-    source = pathlib.Path(__file__).parents[2] / ".src"
+    source = pathlib.Path(__file__).parents[3] / ".src"
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, json.dumps(values)],
         stdin=subprocess.PIPE,

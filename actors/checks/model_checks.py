@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from opdkit.actors.model_files import ModelFiles
-from opdkit.actors.preflight_report import Finding, error, or_good, warning
+from opdkit.actors.checks.preflight_report import Finding, error, or_good, warning
+from opdkit.actors.files.model_files import ModelFiles
 from opdkit.protocols.config import EngineSection, JobSpec
 from opdkit.protocols.messages import FLOAT32_BYTES, INT32_BYTES
 

@@ -4,15 +4,15 @@ import pathlib
 
 import msgspec
 
-from opdkit.actors.config_reference import render
+from opdkit.actors.files.config_reference import render
 from opdkit.protocols.config import JobSpec
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_the_committed_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), (
-        "run: python -m opdkit.actors.config_reference >docs/configuration.md"
+        "run: python -m opdkit.actors.files.config_reference >docs/configuration.md"
     )
 
 

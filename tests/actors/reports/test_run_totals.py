@@ -5,8 +5,8 @@ import pathlib
 import msgspec
 import pytest
 
-from opdkit.actors.run_files import RunDirectory
-from opdkit.actors.run_totals import summarise
+from opdkit.actors.files.run_files import RunDirectory
+from opdkit.actors.reports.run_totals import summarise
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import decode_job
 

@@ -4,11 +4,11 @@ Reads files and this machine's memory; starts nothing, imports neither torch nor
 """
 
 from opdkit.actors.chat_template import TokenizerTemplate
-from opdkit.actors.data_checks import check_data
-from opdkit.actors.memory_estimates import Machine, check_memory, read_machine
-from opdkit.actors.model_checks import check_models
-from opdkit.actors.model_files import ModelFiles, read_model
-from opdkit.actors.preflight_report import Finding, PreflightReport, error, good
+from opdkit.actors.checks.data_checks import check_data
+from opdkit.actors.checks.memory_estimates import Machine, check_memory, read_machine
+from opdkit.actors.checks.model_checks import check_models
+from opdkit.actors.checks.preflight_report import Finding, PreflightReport, error, good
+from opdkit.actors.files.model_files import ModelFiles, read_model
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError
 

@@ -5,7 +5,7 @@ import pathlib
 import msgspec
 import pytest
 
-from opdkit.actors.resume_rules import (
+from opdkit.actors.files.resume_rules import (
     CHANGEABLE,
     CHANGEABLE_ENGINE_FIELDS,
     check_resume,
@@ -16,7 +16,7 @@ from opdkit.protocols.config_decoding import apply_overrides, decode_job
 from opdkit.protocols.errors import ConfigError
 from tests.protocols.jobs import job_values
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "run_directory.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "run_directory.md"
 
 
 def _paths() -> set[str]:

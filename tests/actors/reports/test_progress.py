@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from opdkit.actors.progress import Style, duration, plain_line, show_progress
+from opdkit.actors.reports.progress import Style, duration, plain_line, show_progress
 from opdkit.protocols.messages import ProgressRecord
 from tests.conftest import Run
 

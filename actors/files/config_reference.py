@@ -1,8 +1,8 @@
 """docs/configuration.md, from the configuration tree itself.
 
-``python -m opdkit.actors.config_reference >docs/configuration.md`` brings it up to date. Types and
-defaults come from the classes; what a field means, from the text below it in the source, which
-does not exist at run time and is read with ``ast``.
+``python -m opdkit.actors.files.config_reference >docs/configuration.md`` brings it up to date.
+Types and defaults come from the classes; what a field means, from the text below it in the source,
+which does not exist at run time and is read with ``ast``.
 """
 
 import ast

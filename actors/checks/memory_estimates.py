@@ -8,8 +8,8 @@ import pathlib
 
 import msgspec
 
-from opdkit.actors.model_files import ModelFiles
-from opdkit.actors.preflight_report import Finding, error, good, warning
+from opdkit.actors.checks.preflight_report import Finding, error, good, warning
+from opdkit.actors.files.model_files import ModelFiles
 from opdkit.protocols.config import EngineSection, JobSpec, PlacementSection
 
 MIB = 2**20

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from opdkit.actors.model_files import read_model
-from opdkit.actors.tokenizer_files import read_tokenizer
+from opdkit.actors.files.model_files import read_model
+from opdkit.actors.files.tokenizer_files import read_tokenizer
 from opdkit.protocols.errors import ConfigError
 from tests.actors.model_folders import NUM_IDS, SPECIAL, TEMPLATE, write_model, write_tokenizer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opdkit.actors.prompt_files import JsonlPrompts, permutation
+from opdkit.actors.files.prompt_files import JsonlPrompts, permutation
 from opdkit.protocols.errors import ConfigError, PromptError
 from opdkit.protocols.ids import Ordinal
 from opdkit.protocols.roles import PromptSource

@@ -1,0 +1,1 @@
+"""The checks before a run: what a person is told that starts nothing."""

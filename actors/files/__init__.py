@@ -1,0 +1,1 @@
+"""Files that a job reads and a run writes."""

@@ -1,0 +1,1 @@
+"""What a person sees: progress while it runs, a page and a plot at the end."""
