@@ -171,7 +171,7 @@ def test_a_part_that_cannot_be_replaced_ends_the_run_by_name(
     assert story.seconds[name] < SOON_S
     assert story.leftovers[name] == []
     assert cause in story.causes[name]
-    assert "\n" not in story.causes[name]
+    assert len(story.causes[name]) < 200
 
 
 def test_a_run_that_is_killed_takes_its_processes_along(story: Story) -> None:
