@@ -151,4 +151,6 @@ def _raise_translated(error: Exception, name: str) -> Never:
         raise cause if isinstance(cause, OpdkitError | BackPressureError) else error from error
     if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         raise error  # a message over the limit fails everywhere: a bug, not a loss
-    raise ReplicaLost(f"{name}: {type(error).__name__}: {error}") from error
+    # Of an actor's death Ray says more than a screen holds, below its first line.
+    [reason, *_] = str(error).splitlines() or [""]
+    raise ReplicaLost(f"{name}: {type(error).__name__}: {reason}") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
-from opdkit.protocols.errors import ConfigError
+from opdkit.protocols.errors import ConfigError, StartupTimeout
 
 OBJECT_STORE_BYTES = 128 << 20
 """Only control messages and small payloads pass through Ray's object store."""
@@ -26,7 +26,9 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
     """Connect this process to the job's cluster; start and stop it if it is private.
 
     Raises:
-        ConfigError: Ray was imported before a private cluster's settings could be made.
+        ConfigError: Ray was imported before a private cluster's settings could be made, or there
+            is no cluster at the address.
+        StartupTimeout: Ray did not start.
     """
     private = spec.cluster.address is None
     if private and "ray" in sys.modules:
@@ -38,30 +40,44 @@ def cluster(spec: JobSpec, *, session: str) -> Iterator[None]:
     with environment({**CLUSTER_ENVIRONMENT, **own}):
         import ray
 
-        options: dict[str, Any] = {
-            "namespace": spec.job.name,
-            "log_to_driver": False,
-            "configure_logging": False,
-        }
         # Ray prints what befalls its workers on stdout, where our reports go.
         ray._private.worker._worker_logs_enabled = False
         try:
-            if private:
-                ray.init(
-                    address="local",
-                    num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    _temp_dir=session,
-                    _node_ip_address="127.0.0.1",
-                    **options,
-                )
-            else:
-                ray.init(address=spec.cluster.address, **options)
+            _connect(ray, spec, session)
             yield
         finally:
             ray.shutdown()
             ray._private.worker._worker_logs_enabled = True
+
+
+def _connect(ray: Any, spec: JobSpec, session: str) -> None:
+    options: dict[str, Any] = {
+        "namespace": spec.job.name,
+        "log_to_driver": False,
+        "configure_logging": False,
+    }
+    if spec.cluster.address is not None:
+        try:
+            ray.init(address=spec.cluster.address, **options)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"cluster.address is {spec.cluster.address!r}, but no Ray cluster answers there: "
+                "start one, or leave it out"
+            ) from error
+        return
+    try:
+        ray.init(
+            address="local",
+            num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=session,
+            _node_ip_address="127.0.0.1",
+            **options,
+        )
+    except Exception as error:
+        # Ray raises no class of its own; a busy machine meets its fixed limit of 30 s.
+        raise StartupTimeout(f"the private Ray cluster did not start: {error}") from error
 
 
 def _private_environment(session: str) -> dict[str, str]:

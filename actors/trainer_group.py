@@ -201,7 +201,7 @@ def _reason(error: RayError) -> str:
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
     if isinstance(error, RayActorError):
-        return f"died: {error}"
+        return f"died: {str(error).splitlines()[0]}"
     return f"{type(error).__name__}: {error}"
 
 

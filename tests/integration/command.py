@@ -134,20 +134,19 @@ class RunningJob:
         found = self.until(lambda r: r["kind"] == "progress" and r["step"] >= step)
         return int(found["step"])
 
-    def find(self, title: str, *, under: str = "") -> psutil.Process:
-        """Return the process of this title, whose parent's title holds ``under``."""
-        found = [
+    def find_all(self, title: str, *, under: str = "") -> list[psutil.Process]:
+        """Return the processes of this title, whose parents' titles hold ``under``."""
+        return [
             process
             for process in self.place.processes()
             if title in " ".join(process.cmdline())
             and under in " ".join(process.parent().cmdline())
         ]
-        assert len(found) == 1, f"{len(found)} processes are {title!r}"
-        return found[0]
 
     def kill(self, title: str, *, under: str = "") -> None:
         """End one part as an exhausted memory does."""
-        self.find(title, under=under).kill()
+        [process] = self.find_all(title, under=under)
+        process.kill()
 
     def end(self, *, within_s: float | None = None) -> tuple[int, str]:
         """Wait for the end; return the exit code and what was written to stderr."""

