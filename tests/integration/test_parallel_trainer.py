@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from opdkit.actors.metric_sinks import read_metrics
+from opdkit.actors.files.metric_sinks import read_metrics
 from tests.integration.command import Place, running
 from tests.integration.conftest import Finished
 
