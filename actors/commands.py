@@ -7,7 +7,9 @@ job, so that a slip of the pen is answered in a tenth of a second.
 
 import argparse
 import functools
+import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -48,8 +50,16 @@ def run(args: argparse.Namespace, load: Load) -> int:
     if args.json:
         _write_line({"kind": "summary", **summary_values(summary)})
     else:
-        print_summary(summary, Console())
+        print_summary(summary, Console(), program=_program())
     return _EXIT_CODES[summary.status]
+
+
+def _program() -> str:
+    """Return what was typed to call this program: ``opdkit``, or a path to it."""
+    called = pathlib.Path(sys.argv[0])
+    if called.name != "opdkit" or shutil.which("opdkit") == str(called):
+        return "opdkit"
+    return os.path.relpath(called)
 
 
 def check(args: argparse.Namespace, load: Load) -> int:

@@ -66,12 +66,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_command(self) -> str:
-        """What to type next."""
+        """What to type next: go on, or go on for longer."""
         if self.status != "completed":
             return f"opdkit run {self.run_dir}/job.yaml"
-        if self.export is not None:
-            return f"vllm serve {self.export}"
-        return f"opdkit export {self.run_dir} {self.run_dir}/export"
+        return f"opdkit run {self.run_dir}/job.yaml pipeline.num_steps={2 * self.num_steps}"
 
 
 def summary_values(summary: RunSummary) -> dict[str, Any]:
@@ -110,10 +108,17 @@ def read_summary(path: pathlib.Path) -> RunSummary:
     return msgspec.json.decode(path.read_bytes(), type=RunSummary)
 
 
-def print_summary(summary: RunSummary, console: Console) -> None:
-    """Print the page for people; lines are not wrapped, so that paths can be copied."""
+def print_summary(summary: RunSummary, console: Console, *, program: str = "opdkit") -> None:
+    """Print the page for people; lines are not wrapped, so that paths can be copied.
+
+    Args:
+        summary: The run.
+        console: Where to.
+        program: How this program was called, so that the next command can be typed as it stands.
+    """
     console.print(_headline(summary), soft_wrap=True)
-    for name, value in [*_facts(summary), ("next", summary.next_command)]:
+    next_command = summary.next_command.replace("opdkit", program, 1)
+    for name, value in [*_facts(summary), ("next", next_command)]:
         console.print(Text.assemble((f"{name:{NAME_WIDTH}}", "dim"), value), soft_wrap=True)
 
 

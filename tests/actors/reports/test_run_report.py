@@ -81,7 +81,7 @@ def test_the_page_tells_what_came_of_the_run() -> None:
         "12,000 sampled, 11,000 trained on, 300 dead",
         "runs/tiny/checkpoints/step-000030",
         "runs/tiny/divergence.png",
-        "next                 vllm serve runs/tiny/export",
+        "next                 opdkit run runs/tiny/job.yaml pipeline.num_steps=60",
     ):
         assert part in page
     assert "missing" not in page
@@ -95,8 +95,10 @@ def test_a_failed_run_tells_why_and_how_to_go_on() -> None:
     assert "reverse KL" not in page
 
 
-def test_a_run_without_an_export_is_told_how_to_get_one() -> None:
-    assert _changed(export=None).next_command == "opdkit export runs/tiny runs/tiny/export"
+def test_the_next_command_names_the_program_as_it_was_called() -> None:
+    stream = io.StringIO()
+    print_summary(SUMMARY, Console(file=stream, width=40), program=".venv/bin/opdkit")
+    assert "next                 .venv/bin/opdkit run runs/tiny/job.yaml" in stream.getvalue()
 
 
 def test_a_run_that_never_waited_has_no_bound() -> None:
@@ -122,7 +124,7 @@ def test_the_summary_reads_back_and_is_plain_json(tmp_path: pathlib.Path) -> Non
     assert read_summary(path) == SUMMARY
     values = json.loads(path.read_text())
     assert values["bound"] == {"stage": "student", "share": 0.75}
-    assert values["next_command"] == "vllm serve runs/tiny/export"
+    assert values["next_command"] == "opdkit run runs/tiny/job.yaml pipeline.num_steps=60"
     assert values["after"]["reverse_kl"] == 0.2
 
 
