@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --no-warn-conflicts --disable-pip-version-check -c requirements/constraints.txt
 
 .PHONY: quickstart install test lint unit real clean
 
@@ -14,9 +15,9 @@ install: $(INSTALLED)
 
 $(INSTALLED): requirements/cpu.txt requirements/cpu-no-deps.txt requirements/dev.txt requirements/constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c requirements/constraints.txt -r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install -q --no-deps -r requirements/cpu-no-deps.txt
-	$(BIN)/python -m pip install -q -c requirements/constraints.txt -e .
+	@echo "installing into $(VENV): some minutes, about 2 GB"
+	$(PIP) -r requirements/cpu.txt -r requirements/dev.txt -e .
+	$(PIP) --no-deps -r requirements/cpu-no-deps.txt
 	touch $@
 
 lint: $(INSTALLED)
