@@ -6,13 +6,14 @@ processes rename themselves and overwrite their environment, but stay where they
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Place:
         # Short: the path of a Unix socket has 107 bytes at most.
         self.temporary = Path(tempfile.mkdtemp(prefix="oi-"))
         self.folder = folder
-        self.shared_before = set(os.listdir(SHARED_MEMORY))
+        self._shared: set[str] = set()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,20 +70,26 @@ class Place:
 
     def leftovers(self) -> list[str]:
         """Name what is left of the runs: processes, temporary files, shared memory."""
-        processes = [f"process {' '.join(process.cmdline())}" for process in self.processes()]
+        processes = [f"process {title_of(process)}" for process in self.processes()]
         files = [str(path) for path in self.temporary.rglob("*")]
-        in_use = "".join(_mapped_files())
-        new = sorted(set(os.listdir(SHARED_MEMORY)) - self.shared_before)
-        # What others made meanwhile is mapped by them, or is a folder of another run's weights.
-        shared = [name for name in new if name not in in_use and not self._is_of_others(name)]
+        shared = [str(path) for name in self._shared if (path := SHARED_MEMORY / name).exists()]
         return [*processes, *files, *shared]
 
+    def note_shared_memory(self) -> None:
+        """Remember what the runs have there now; afterwards nothing tells whose it was."""
+        for process in self.processes():
+            with suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                self._shared.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps))
+        for record in self.folder.glob("runs/*/scratch.json"):
+            self._shared.add(Path(json.loads(record.read_bytes())["weights"]).name)
+
     def until_gone(self, *, within_s: float) -> list[str]:
-        """Wait until nothing of the runs is left; return what is left then."""
+        """Wait until no process of the runs is left; return what is left then."""
         deadline_s = time.monotonic() + within_s
-        while (left := self.leftovers()) and time.monotonic() < deadline_s:
+        while self.processes() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-        return left
+        return self.leftovers()
 
     def remove(self) -> None:
         """End what a failed test left."""
@@ -97,11 +104,13 @@ class Place:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 
-    def _is_of_others(self, name: str) -> bool:
-        records = self.folder.rglob("scratch.json")
-        return name.startswith("opdkit-weights-") and not any(
-            name in record.read_text() for record in records
-        )
+
+def title_of(process: psutil.Process | None) -> str:
+    """Return the command line, by which Ray and vLLM say what a process is."""
+    try:
+        return " ".join(process.cmdline()) if process else ""
+    except psutil.Error:
+        return "(it has just ended)"
 
 
 class RunningJob:
@@ -139,8 +148,7 @@ class RunningJob:
         return [
             process
             for process in self.place.processes()
-            if title in " ".join(process.cmdline())
-            and under in " ".join(process.parent().cmdline())
+            if title in title_of(process) and under in title_of(process.parent())
         ]
 
     def kill(self, title: str, *, under: str = "") -> None:
@@ -172,6 +180,7 @@ class RunningJob:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.records.append(json.loads(line))
+            self.place.note_shared_memory()
             yield self.records[-1]
 
 
@@ -180,11 +189,3 @@ def running(place: Place, *arguments: str) -> Iterator[RunningJob]:
     """Start a run, and end it with the block if it goes on."""
     with closing(RunningJob(place, *arguments)) as job:
         yield job
-
-
-def _mapped_files() -> Iterator[str]:
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            yield maps.read_text()
-        except OSError:
-            continue

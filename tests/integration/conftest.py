@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opdkit.actors.models.micro import make_micro_pair
-from tests.integration.command import Place
+from tests.integration.command import Place, running
 from tests.integration.jobs import PROMPTS, micro_job
 
 TOO_LONG = "word " * 200
@@ -23,8 +23,8 @@ class Finished:
     job: str
     directory: Path
     code: int
-    output: str
-    """JSON lines."""
+    summary: dict[str, Any]
+    """As it was printed."""
     errors: str
     left_behind: list[str]
 
@@ -77,16 +77,16 @@ def finished(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "bad_rows": "dead_letter",
     }
     job = place.write_job(values)
-    result = place.call("run", job, "--json")
-    left = place.until_gone(within_s=5)
+    with running(place, job) as run:
+        code, errors = run.end()
     yield Finished(
         place=place,
         job=job,
         directory=place.folder / "runs" / "finished",
-        code=result.returncode,
-        output=result.stdout,
-        errors=result.stderr,
-        left_behind=left,
+        code=code,
+        summary=run.records[-1],
+        errors=errors,
+        left_behind=place.until_gone(within_s=5),
     )
     place.remove()
 

@@ -75,8 +75,7 @@ def test_its_plot_is_a_picture_and_its_summary_says_what_the_metrics_say(
     assert summary["num_generated_tokens"] == last["tokens_generated"]
     assert summary["before"]["reverse_kl"] == evaluations[0]["reverse_kl"]
     assert summary["after"]["reverse_kl"] == evaluations[1]["reverse_kl"]
-    printed = json.loads(finished.output.splitlines()[-1])
-    assert printed == {"kind": "summary", **summary}
+    assert finished.summary == {"kind": "summary", **summary}
 
 
 def test_a_second_run_says_so_and_changes_nothing(finished: Finished) -> None:
