@@ -15,8 +15,8 @@ from torch import Tensor
 
 from opdkit.protocols.errors import GenerationError
 
-CHUNK_CELLS = 1 << 22
-"""Logits worked on at once: 16 MiB in float32, and a handful of such blocks."""
+CHUNK_CELLS = 1 << 20
+"""Logits worked on at once: 4 MiB in float32, and a handful of such blocks, near a core's cache."""
 
 
 class VocabularyShard(NamedTuple):
