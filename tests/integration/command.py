@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ class RunningJob:
 
 
 @contextmanager
-def running(place: Place, *arguments: str) -> Iterator[RunningJob]:
+def running(place: Place, *arguments: str) -> Generator[RunningJob]:
     """Start a run, and end it with the block if it goes on."""
     with closing(RunningJob(place, *arguments)) as job:
         yield job

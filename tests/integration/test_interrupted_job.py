@@ -35,13 +35,13 @@ class Story:
 
     place: Place
     directory: Path
-    endings: dict[str, tuple[int, str]] = field(default_factory=dict)
-    causes: dict[str, str] = field(default_factory=dict)
+    endings: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    causes: dict[str, str] = field(default_factory=dict[str, str])
     """What the summary names."""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
     """From the fault to the end of the process."""
-    leftovers: dict[str, list[str]] = field(default_factory=dict)
-    steps_after: dict[str, list[int]] = field(default_factory=dict)
+    leftovers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    steps_after: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     @property
     def steps(self) -> list[dict[str, Any]]:
