@@ -84,17 +84,25 @@ class Place:
         for record in self.folder.glob("runs/*/scratch.json"):
             self._shared.add(Path(json.loads(record.read_bytes())["weights"]).name)
 
-    def until_gone(self, *, within_s: float) -> list[str]:
-        """Wait until no process of the runs is left; return what is left then."""
+    def until_gone(self, *, within_s: float, but: tuple[str, ...] = ()) -> list[str]:
+        """Wait until no process of the runs is left ``but`` these; return what is left then."""
         deadline_s = time.monotonic() + within_s
-        while self.processes() and time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s:
+            titles = [title_of(process) for process in self.processes()]
+            if all(title.startswith(but) for title in titles):
+                break
             time.sleep(POLL_S)
         return self.leftovers()
 
+    def end_processes(self) -> None:
+        """End what a run left."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def remove(self) -> None:
         """End what a failed test left."""
-        for process in self.processes():
-            process.kill()
+        self.end_processes()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _is_ours(self, process: psutil.Process) -> bool:
