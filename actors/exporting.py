@@ -2,14 +2,13 @@
 """A run's newest checkpoint as a model folder, by this process alone and without a cluster."""
 
 import pathlib
+import warnings
 
 import msgspec
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
 
 from opdkit.actors.files.config_file import read_job
 from opdkit.actors.files.run_files import RunDirectory
-from opdkit.actors.megatron.session import MegatronSession
-from opdkit.actors.megatron.settings import settings_from_job
+from opdkit.actors.megatron.settings import TrainerSettings, settings_from_job
 from opdkit.protocols.config import ParallelSection
 from opdkit.protocols.errors import ConfigError
 
@@ -30,11 +29,22 @@ def export_run(run: pathlib.Path, directory: pathlib.Path) -> None:
         raise ConfigError(f"RUN is {str(run)!r}, but it has no complete checkpoint yet")
     settings = settings_from_job(spec, export_dir=str(directory))
     alone = msgspec.structs.replace(settings.trainer, parallel=ParallelSection())
-    session = MegatronSession(
-        msgspec.structs.replace(settings, trainer=alone), rank=0, store=HashStore()
-    )
+    with warnings.catch_warnings():
+        # Megatron names every optional package that it does without, and its own deprecations.
+        warnings.simplefilter("ignore")
+        _export(
+            msgspec.structs.replace(settings, trainer=alone), checkpoint.trainer_path, directory
+        )
+
+
+def _export(settings: TrainerSettings, checkpoint: str, directory: pathlib.Path) -> None:
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its __all__
+
+    from opdkit.actors.megatron.session import MegatronSession
+
+    session = MegatronSession(settings, rank=0, store=HashStore())
     try:
-        session.load(checkpoint.trainer_path)
+        session.load(checkpoint)
         session.save_hf(str(directory))
     finally:
         session.close()

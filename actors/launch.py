@@ -65,7 +65,14 @@ async def launch(
         StartupTimeout: a part was not ready by ``deadlines.startup_s``. The message names it.
     """
     num_steps = spec.pipeline.num_steps
-    await feed.show(ProgressRecord(phase="starting", step=resumed_step or 0, num_steps=num_steps))
+    await feed.show(
+        ProgressRecord(
+            phase="starting",
+            step=resumed_step or 0,
+            num_steps=num_steps,
+            message="student, teacher, rollout workers and trainer: a minute on an idle machine",
+        )
+    )
     queue_actor = _start_queue(spec)
     training = RemoteQueue(queue_actor, TRAINING, deadlines=spec.deadlines)
     settings = settings_from_job(spec, export_dir=weights_directory)

@@ -321,7 +321,7 @@ class Run:
     async def _evaluate(self) -> None:
         if self._parts.held_out is None:
             return
-        await self._show("evaluating")
+        await self._show("evaluating", message="the student answers the held-out prompts")
         report = await evaluate(
             self._spec,
             prompts=self._parts.held_out,
@@ -351,9 +351,13 @@ class Run:
         encoded = msgspec.msgpack.encode(state)
         await self._parts.store.save(self._step, encoded, self._parts.trainer)
 
-    async def _show(self, phase: str) -> None:
+    async def _show(self, phase: str, *, message: str = "") -> None:
         num_steps = self._spec.pipeline.num_steps
         record = ProgressRecord(
-            phase=phase, step=self._step, num_steps=num_steps, queue_bound=self._queue_bound
+            phase=phase,
+            step=self._step,
+            num_steps=num_steps,
+            queue_bound=self._queue_bound,
+            message=message,
         )
         await self._parts.feed.show(record)
