@@ -4,7 +4,7 @@
 import asyncio
 import functools
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ import ray
 from opdkit.actors.calls import call
 from opdkit.actors.coordinator import Coordinator
 from opdkit.actors.files.run_files import RunDirectory
-from opdkit.actors.run_messages import Resumption, RunOutcome
+from opdkit.actors.run_messages import Resumption, RunOutcome, Show
 from opdkit.actors.scratch import Scratch
 from opdkit.engine.one_error import one_error
 from opdkit.protocols.config import JobSpec
@@ -25,8 +25,6 @@ NAME = "coordinator"
 STOP_S = 20.0
 """Time that a stopped run has to take its parts down."""
 YEAR_S = 365 * 86_400.0
-
-Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
 
 
 async def drive(

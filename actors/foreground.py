@@ -5,7 +5,7 @@ import asyncio
 import functools
 import importlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
@@ -16,13 +16,11 @@ from opdkit.actors.files.run_files import RunDirectory
 from opdkit.actors.reports.progress import show_progress
 from opdkit.actors.reports.run_report import RunSummary, Status, read_summary, write_report
 from opdkit.actors.reports.run_totals import summarise
-from opdkit.actors.run_messages import RunOutcome, failed
+from opdkit.actors.run_messages import RunOutcome, Show, failed
 from opdkit.actors.scratch import scratch_folders
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import InfrastructureError
 from opdkit.protocols.messages import ProgressRecord
-
-Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
 
 
 def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:

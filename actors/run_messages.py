@@ -1,8 +1,12 @@
 """What the foreground and the coordinator tell each other."""
 
 import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from opdkit.protocols.messages import Message
+from opdkit.protocols.messages import Message, ProgressRecord
+
+Show = Callable[[AsyncIterator[ProgressRecord]], Awaitable[None]]
+"""Shows progress records until there are no more."""
 
 
 class Resumption(Message, frozen=True, kw_only=True):

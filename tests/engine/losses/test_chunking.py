@@ -1,16 +1,12 @@
 # mypy: disable-error-code=no-untyped-call
 # pyright: basic
-# torch annotates neither backward nor its dispatch modes.
+# torch does not annotate backward.
 """What the way of computing must not change, and what it must save."""
-
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from opdkit.benchmarks.storage_meter import StorageMeter
 from opdkit.protocols.config import LossSection
 from tests.engine.losses.reference import LOSSES, evaluate, name_of, random_case, weighted_gradient
 
@@ -51,32 +47,6 @@ def test_the_teacher_and_the_reported_values_carry_no_gradient() -> None:
         assert not evaluate(case).losses_P.requires_grad
 
 
-class _StorageMeter(TorchDispatchMode):
-    """Bytes that operations allocate and that are alive at once, besides their arguments."""
-
-    def __init__(self, *arguments: Tensor | None) -> None:
-        super().__init__()
-        self.peak_bytes = 0
-        self._given = {_storage_id(tensor) for tensor in arguments if tensor is not None}
-        self._alive: dict[Any, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor) and _storage_id(tensor) not in self._given:
-                storage = tensor.untyped_storage()
-                self._alive[_storage_id(tensor)] = (StorageWeakRef(storage), storage.nbytes())
-        self._alive = {key: kept for key, kept in self._alive.items() if not kept[0].expired()}
-        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._alive.values()))
-        return result
-
-
-def _storage_id(tensor: Tensor) -> Any:
-    return tensor.untyped_storage()._cdata
-
-
 @each_loss
 def test_memory_is_one_gradient_and_a_few_chunks(loss: LossSection) -> None:
     chunk_cells, num_positions, width = 1024, 64, 512
@@ -84,7 +54,7 @@ def test_memory_is_one_gradient_and_a_few_chunks(loss: LossSection) -> None:
         loss, num_positions=num_positions, num_vocab=500, width=width, dtype=torch.float32
     )
     case = case._replace(logprobs_PK=case.logprobs_PK.float())
-    with _StorageMeter(case.logits_PV, case.ids_PK, case.logprobs_PK) as meter:
+    with StorageMeter(case.logits_PV, case.ids_PK, case.logprobs_PK) as meter:
         evaluate(case, chunk_cells=chunk_cells).losses_P.sum().backward()
     gradient_bytes, chunk_bytes = 4 * num_positions * width, 4 * chunk_cells
     per_position_bytes = 64 * num_positions
