@@ -5,6 +5,7 @@ The files are Megatron's distributed checkpoint: one directory for all ranks, lo
 another number of ranks. Random states are restored where the tensor-parallel size is the same.
 """
 
+import functools
 import queue
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from opdkit.actors.megatron.model import Student
@@ -35,7 +39,40 @@ def save_checkpoint(student: Student, path: str) -> None:
     # Megatron would start a server process for this queue, seconds at the first save and an orphan
     # when the rank is killed. A save that waits for its writer needs no more than a plain queue.
     filesystem_async._results_queue = filesystem_async._results_queue or queue.Queue()
-    dist_checkpointing.save(_sharded_state(student, is_loading=False), path)
+    strategy = InProcessSave("torch_dist", 1, thread_count=1)
+    dist_checkpointing.save(_sharded_state(student, is_loading=False), path, strategy)
+
+
+class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # publishes no types
+    """Megatron's strategy, but the calling thread writes.
+
+    Megatron forks a process for each file and waits for its answer without a deadline. A rank has
+    many threads, Ray's among them: a fork of it dies now and then before it says a word, and the
+    save would wait forever.
+    """
+
+    def _get_save_and_finalize_callbacks(
+        self, writer: FileSystemWriterAsync, save_state_dict_ret: Any
+    ) -> AsyncRequest:
+        request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret)
+        if request.async_fn is None:  # nothing to write on this rank
+            return request
+        return request._replace(async_fn=functools.partial(_write, writer))
+
+
+def _write(
+    writer: FileSystemWriterAsync, _rank: int, buckets: list[Any], results: queue.Queue[Any]
+) -> None:
+    """Write each file, and hand over what Megatron's own function would: results by file."""
+    transforms = [writer.transforms] if hasattr(writer, "transforms") else []
+    written: queue.Queue[Any] = queue.Queue()
+    for number, bucket in enumerate(buckets):
+        pending: queue.Queue[int] = queue.Queue()
+        pending.put(number)
+        writer.write_preloaded_data(transforms, number, bucket, written, pending, use_fsync=True)
+    by_file = dict(written.get() for _ in buckets)
+    errors = [result for result in by_file.values() if isinstance(result, Exception)]
+    results.put(errors[0] if errors else by_file)
 
 
 def load_checkpoint(student: Student, path: str) -> None:

@@ -1,6 +1,8 @@
 # pyright: basic
 """Training goes on from a checkpoint as if it had not stopped."""
 
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,20 @@ def finish(session: Any, plans: list[StepPlan], samples: dict[str, Sample]) -> A
     return figures, weights, int(torch.randint(1 << 30, ()))
 
 
+def save_and_count_forks(session: Any, folder: str) -> int:
+    """Return how many processes this one started for a checkpoint."""
+    forks: list[None] = []
+    os.register_at_fork(before=lambda: forks.append(None))
+    session.save(folder)
+    return len(forks)
+
+
+def save_with_little_room(session: Any, folder: str) -> None:
+    """Save where no file can be larger than a page."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    session.save(folder)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_training_goes_on_bit_for_bit(tmp_path: Path, dtype: Any) -> None:
     model = write_model(tmp_path / "model", kind="qwen3", tied=False)
@@ -86,3 +102,16 @@ def test_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         run_ranks(
             load_and_finish, settings_for(model), [make_plan(samples)], by_id(samples), "nowhere"
         )
+
+
+def test_saving_forks_no_process(tmp_path: Path) -> None:
+    # A fork of a process with many threads can die before its first line, and be waited for.
+    model = write_model(tmp_path / "model", kind="llama", tied=True)
+    settings = settings_for(model, data=2)
+    assert run_ranks(save_and_count_forks, settings, str(tmp_path / "checkpoint")) == [0, 0]
+
+
+def test_full_disk_fails_the_save(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", kind="llama", tied=True)
+    with pytest.raises(AssertionError, match="File too large"):
+        run_ranks(save_with_little_room, settings_for(model), str(tmp_path / "checkpoint"))
