@@ -7,6 +7,7 @@ Parsing loads next to nothing. A command's work is imported when it is called, s
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ exit codes:
   0    done
   1    the job failed, and the message names the cause; or a benchmark's bound does not hold
   2    the command line, the configuration, a model or the data is at fault; nothing was started
-  130  interrupted (Ctrl-C)
+  130  interrupted (Ctrl-C or SIGTERM)
 
 Colours and live progress appear on a terminal only; NO_COLOR=1 switches the colours off.
 """
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None, *, load: Load | None = None) -> int:
         load: Finds a command's function; None: by import.
     """
     args = _parse(build_parser(), argv)
+    # What a service manager sends ends a command as Ctrl-C does: cleanly.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         command = (load or import_function)(args.command)
         code: int = command(args, load or import_function)

@@ -9,14 +9,16 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from opdkit.actors.guard import end_processes, users_of
 from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError, StartupTimeout
 
+MAX_START_ATTEMPTS = 3
 OBJECT_STORE_BYTES = 128 << 20
 """Only control messages and small payloads pass through Ray's object store."""
 
@@ -65,19 +67,38 @@ def _connect(ray: Any, spec: JobSpec, session: str) -> None:
                 "start one, or leave it out"
             ) from error
         return
-    try:
-        ray.init(
-            address="local",
-            num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=session,
-            _node_ip_address="127.0.0.1",
-            **options,
-        )
-    except Exception as error:
-        # Ray raises no class of its own; a busy machine meets its fixed limit of 30 s.
-        raise StartupTimeout(f"the private Ray cluster did not start: {error}") from error
+    start_private(
+        ray.init,
+        session,
+        address="local",
+        num_cpus=math.ceil(max(os.cpu_count() or 1, num_cpus_of(spec))),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        _temp_dir=session,
+        _node_ip_address="127.0.0.1",
+        **options,
+    )
+
+
+def start_private(start: Callable[..., object], session: str, **options: object) -> None:
+    """Start a private cluster; again if a busy machine met Ray's own limit, which is fixed.
+
+    Args:
+        start: ``ray.init``.
+        session: the folder below which the processes write, by which they are found.
+        options: of ``ray.init``.
+
+    Raises:
+        StartupTimeout: it failed each time.
+    """
+    for attempts_left in reversed(range(MAX_START_ATTEMPTS)):
+        try:
+            start(**options)
+            return
+        except Exception as error:  # Ray raises no class of its own
+            end_processes(pid for pid in users_of([session]) if pid != os.getpid())
+            if not attempts_left:
+                raise StartupTimeout(f"the private Ray cluster did not start: {error}") from error
 
 
 def _private_environment(session: str) -> dict[str, str]:

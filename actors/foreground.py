@@ -4,8 +4,10 @@
 import asyncio
 import functools
 import importlib
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import uvloop
@@ -26,8 +28,8 @@ from opdkit.protocols.messages import ProgressRecord
 def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     """Run a job to its end, from its newest checkpoint if there is one.
 
-    Ctrl-C stops it: everything is taken down, and the next call goes on from the checkpoint. A job
-    that is complete stays as it is, until ``pipeline.num_steps`` is raised.
+    Ctrl-C or SIGTERM stops it: everything is taken down, and the next call goes on from the
+    checkpoint. A job that is complete stays as it is, until ``pipeline.num_steps`` is raised.
 
     Args:
         spec: The job, checked.
@@ -86,11 +88,17 @@ def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
         ):
             # Ray reads its environment when it is imported: not before the cluster's is set.
             driver: Any = importlib.import_module("opdkit.actors.driver")
-            outcome: RunOutcome = runner.run(
-                driver.drive(spec, directory, scratch=scratch, show=show)
-            )
-            return outcome
-    except KeyboardInterrupt:
+            driving = driver.drive(spec, directory, scratch=scratch, show=show)
+            return runner.run(_until_terminated(driving))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return RunOutcome(was_stopped=True)
     except InfrastructureError as error:
         return failed(error)
+
+
+async def _until_terminated(driving: Coroutine[Any, Any, RunOutcome]) -> RunOutcome:
+    """Have SIGTERM cancel the run, as the runner has SIGINT do; Ray would exit at once."""
+    task = asyncio.current_task()
+    if task is not None and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await driving

@@ -29,7 +29,11 @@ class RunOutcome(Message, frozen=True, kw_only=True):
 
 def failed(error: BaseException) -> RunOutcome:
     """Return the outcome of a run that this error ended."""
-    message = f"{type(error).__name__}: {error}"
+    first: BaseException = error
+    # Ray's error for one from another process holds that; its own text is a whole traceback.
+    while isinstance(inner := getattr(first, "cause", None), BaseException):
+        first = inner
+    message = f"{type(first).__name__}: {first}"
     return RunOutcome(
         error=" ".join(message.split()),
         traceback="".join(traceback.format_exception(error)),

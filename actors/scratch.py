@@ -1,16 +1,21 @@
 """Temporary folders of a run: Ray's session and the shared memory in which weights are handed over.
 
-Both vanish with the run. A run that was killed could not remove them, so their names are kept in
-the run directory, under its lock: the next run there removes what the last one left.
+Both vanish with the run, and so does every process that writes there: a guard sees to it, even
+when the run is killed. Where the guard was killed too, as when a container is stopped, the names
+that are kept in the run directory, under its lock, tell the next run there what to remove.
 """
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+
+from opdkit.actors import guard
 
 RECORD = "scratch.json"
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,10 +41,18 @@ def scratch_folders(run_directory: Path) -> Iterator[Scratch]:
         weights=tempfile.mkdtemp(prefix="opdkit-weights-", dir=memory),
     )
     record.write_bytes(msgspec.json.encode(scratch))
+    watching = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, scratch.session, scratch.weights],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        # Ctrl-C at a terminal is for the run, which the guard outlives.
+        start_new_session=True,
+    )
     try:
         yield scratch
     finally:
-        remove_leftovers(run_directory)
+        watching.communicate()
+        record.unlink()
 
 
 def remove_leftovers(run_directory: Path) -> None:

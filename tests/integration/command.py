@@ -21,6 +21,7 @@ import psutil  # type: ignore[import-untyped]  # publishes no types
 import yaml  # type: ignore[import-untyped]  # ships no type information
 
 SOURCE = Path(__file__).parents[2] / ".src"
+FAULTS = Path(__file__).parent / "faults"
 SHARED_MEMORY = Path("/dev/shm")
 START_S = 300.0
 """Longest wait for a run to get anywhere: its cores may be taken."""
@@ -43,7 +44,7 @@ class Place:
         return {
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/"),
-            "PYTHONPATH": str(SOURCE),
+            "PYTHONPATH": os.pathsep.join((str(SOURCE), str(FAULTS))),
             "TMPDIR": str(self.temporary),
         }
 
@@ -84,25 +85,18 @@ class Place:
         for record in self.folder.glob("runs/*/scratch.json"):
             self._shared.add(Path(json.loads(record.read_bytes())["weights"]).name)
 
-    def until_gone(self, *, within_s: float, but: tuple[str, ...] = ()) -> list[str]:
-        """Wait until no process of the runs is left ``but`` these; return what is left then."""
+    def until_gone(self, *, within_s: float) -> list[str]:
+        """Wait until nothing is left of the runs; return what is left after all."""
         deadline_s = time.monotonic() + within_s
-        while time.monotonic() < deadline_s:
-            titles = [title_of(process) for process in self.processes()]
-            if all(title.startswith(but) for title in titles):
-                break
+        while (left := self.leftovers()) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-        return self.leftovers()
-
-    def end_processes(self) -> None:
-        """End what a run left."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        return left
 
     def remove(self) -> None:
         """End what a failed test left."""
-        self.end_processes()
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _is_ours(self, process: psutil.Process) -> bool:
@@ -124,13 +118,13 @@ def title_of(process: psutil.Process | None) -> str:
 class RunningJob:
     """A ``run --json`` in progress."""
 
-    def __init__(self, place: Place, *arguments: str) -> None:
+    def __init__(self, place: Place, *arguments: str, fault: str = "") -> None:
         self.place = place
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in ``close``
         self.process = subprocess.Popen(
             [sys.executable, "-m", "opdkit.actors.cli", "run", *arguments, "--json"],
             cwd=place.folder,
-            env=place.environment,
+            env={**place.environment, "OPDKIT_TEST_FAULT": fault},
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
@@ -193,7 +187,7 @@ class RunningJob:
 
 
 @contextmanager
-def running(place: Place, *arguments: str) -> Generator[RunningJob]:
-    """Start a run, and end it with the block if it goes on."""
-    with closing(RunningJob(place, *arguments)) as job:
+def running(place: Place, *arguments: str, fault: str = "") -> Generator[RunningJob]:
+    """Start a run, and end it with the block if it goes on; ``fault``: see ``faults/``."""
+    with closing(RunningJob(place, *arguments, fault=fault)) as job:
         yield job

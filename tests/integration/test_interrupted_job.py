@@ -28,8 +28,12 @@ NUM_STEPS = 28
 SAMPLES_PER_STEP = 4
 MAX_POLICY_LAG = 2
 SOON_S = 20.0
-LINGERING = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""They try for a minute to tell the cluster of its death, and then end too."""
+FAULTS = {
+    "student": "opdkit.actors.vllm.student_engine:StudentEngine.generate:6",
+    "teacher": "opdkit.actors.vllm.teacher_engine:TeacherEngine.score:6",
+    "trainer": "opdkit.actors.megatron.session:MegatronSession.train:2",
+}
+"""By stage: the call that raises an exception which nobody foresaw; see ``faults/``."""
 
 
 @dataclass
@@ -51,6 +55,10 @@ class Story:
         """The step records of all runs together."""
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()
         return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+Act = Callable[[Story, str, str], None]
+"""Something that happens to the job under a name: from one start of it to its end."""
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +99,17 @@ def lose_engines_and_be_killed(story: Story, name: str, job: str) -> None:
         step = run.until_step(step + MAX_POLICY_LAG + 2)
         run.kill("ServeReplica:story-teacher")
         run.until_step(step + MAX_POLICY_LAG + 2)
-        _end(story, name, run, run.process.kill, but=LINGERING)
-    story.place.end_processes()
+        _end(story, name, run, run.process.kill)
+
+
+def fail_in(stage: str) -> Act:
+    """Return the act of a stage that raises."""
+
+    def act(story: Story, name: str, job: str) -> None:
+        with running(story.place, job, fault=FAULTS[stage]) as run:
+            _end(story, name, run, lambda: None)
+
+    return act
 
 
 def lose_the_queue(story: Story, name: str, job: str) -> None:
@@ -109,12 +126,18 @@ def interrupt_in_training(story: Story, name: str, job: str) -> None:
         _end(story, name, run, lambda: os.killpg(run.process.pid, signal.SIGINT))
 
 
+def terminate_in_training(story: Story, name: str, job: str) -> None:
+    with running(story.place, job) as run:
+        run.until_step(len(story.steps) + 1)
+        _end(story, name, run, run.process.terminate)
+
+
 def finish(story: Story, name: str, job: str) -> None:
     with running(story.place, job) as run:
         _end(story, name, run, lambda: None)
 
 
-ACTS = {
+ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         interrupt_while_it_starts,
@@ -122,9 +145,10 @@ ACTS = {
         lose_the_queue,
         lose_the_coordinator,
         interrupt_in_training,
-        finish,
+        terminate_in_training,
     )
-}
+} | {f"fail_in_{stage}": fail_in(stage) for stage in FAULTS}
+ACTS["finish"] = finish
 
 
 def _lose(story: Story, name: str, job: str, title: str) -> None:
@@ -133,25 +157,20 @@ def _lose(story: Story, name: str, job: str, title: str) -> None:
         _end(story, name, run, lambda: run.kill(title))
 
 
-def _end(
-    story: Story,
-    name: str,
-    run: RunningJob,
-    fault: Callable[[], object],
-    *,
-    but: tuple[str, ...] = (),
-) -> None:
+def _end(story: Story, name: str, run: RunningJob, fault: Callable[[], object]) -> None:
     started_s = time.monotonic()
     fault()
     story.endings[name] = run.end()
     story.seconds[name] = time.monotonic() - started_s
     story.causes[name] = run.records[-1].get("cause", "")
-    story.leftovers[name] = story.place.until_gone(within_s=2 * SOON_S, but=but)
+    story.leftovers[name] = story.place.until_gone(within_s=SOON_S)
     if (story.directory / "metrics.jsonl").exists():
         story.steps_after[name] = [record["step"] for record in story.steps]
 
 
-@pytest.mark.parametrize("name", ["interrupt_while_it_starts", "interrupt_in_training"])
+@pytest.mark.parametrize(
+    "name", ["interrupt_while_it_starts", "interrupt_in_training", "terminate_in_training"]
+)
 def test_ctrl_c_ends_a_run_soon_and_leaves_nothing(story: Story, name: str) -> None:
     code, errors = story.endings[name]
     assert code == 130
@@ -179,15 +198,19 @@ def test_a_part_that_cannot_be_replaced_ends_the_run_by_name(
     assert len(story.causes[name]) < 200
 
 
-def test_a_run_that_is_killed_takes_its_processes_along(story: Story) -> None:
+@pytest.mark.parametrize("stage", FAULTS)
+def test_an_exception_in_a_stage_ends_the_run_with_its_cause(story: Story, stage: str) -> None:
+    code, errors = story.endings[f"fail_in_{stage}"]
+    assert code == 1
+    assert "Traceback" not in errors
+    assert story.leftovers[f"fail_in_{stage}"] == []
+    assert "RuntimeError: a fault that a test wants" in story.causes[f"fail_in_{stage}"]
+
+
+def test_a_run_that_is_killed_leaves_nothing(story: Story) -> None:
     code, _ = story.endings["lose_engines_and_be_killed"]
     assert code == -signal.SIGKILL
-    left = [name for name in story.leftovers["lose_engines_and_be_killed"] if "process" in name]
-    assert all(name.removeprefix("process ").startswith(LINGERING) for name in left)
-
-
-def test_the_next_run_removes_what_a_killed_one_left(story: Story) -> None:
-    assert story.leftovers["lose_the_queue"] == []
+    assert story.leftovers["lose_engines_and_be_killed"] == []
 
 
 def test_engines_that_die_are_replaced_and_cost_no_sample(story: Story) -> None:
