@@ -127,6 +127,10 @@ class TrainerGroup:
             runtime_env={
                 "env_vars": {
                     "OMP_NUM_THREADS": str(placement.num_threads),
+                    # A CPU's products in bfloat16 leave a kernel and its scratch memory for every
+                    # shape; with packs of all lengths, a thousand of each would be kept.
+                    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+                    "LRU_CACHE_CAPACITY": "16",
                     # Megatron counts on one queue when it overlaps communication and arithmetic.
                     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
                 }
