@@ -12,7 +12,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -22,7 +21,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]  # publishes no types
 
 from opdkit.actors.files.metric_sinks import read_metrics
-from opdkit.engine.stage_report import Stage
+from opdkit.engine.stage_report import Stage, time_by_stage
 from opdkit.protocols.errors import JobFailed
 
 TITLES = {
@@ -38,13 +37,6 @@ CONTROL = "control"
 
 ROLES = (*TITLES.values(), CONTROL)
 BUSY_STAGES = ("student", "teacher", "trainer")
-WAITS = {
-    Stage.TRAINER: "train_s",
-    Stage.TRANSFER: "fetch_s",
-    Stage.PUBLISHER: "publish_wait_s",
-}
-"""Metrics of a step that are put down to one stage; a wait for samples depends on the samples."""
-
 LEAVE_S = 60.0
 """What an interrupted run may take to end before it is killed."""
 
@@ -122,17 +114,11 @@ def window_figures(
 def bound_shares(steps: Sequence[Mapping[str, Any]]) -> dict[Stage, float]:
     """Return the share of the run loop's time that each stage computed or was waited for.
 
-    The stage with the largest bounds the run. As in ``engine.stage_report``, a wait for samples
-    is put down to the student or the teacher, whichever those samples spent more time in.
+    The stage with the largest bounds the run.
     """
-    spent_s: Counter[Stage] = Counter(dict.fromkeys(Stage, 0.0))
-    for step in steps:
-        for stage, metric in WAITS.items():
-            spent_s[stage] += step[metric]
-        is_teacher = step["score_s_mean"] > step["generate_s_mean"]
-        spent_s[Stage.TEACHER if is_teacher else Stage.STUDENT] += step["batch_wait_s"]
-    total_s = sum(spent_s.values())
-    return {stage: spent_s[stage] / total_s for stage in Stage}
+    times_s = [time_by_stage(step) for step in steps]
+    total_s = sum(sum(one.values()) for one in times_s)
+    return {stage: sum(one[stage] for one in times_s) / total_s for stage in Stage}
 
 
 def role_of(title: str, *, parent: str) -> str:

@@ -4,10 +4,11 @@ Time with a request in flight does not tell who is slow: with hundreds of trajec
 is always in flight. The run loop's own time does: whatever it stands still for, bounds it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
-from opdkit.protocols.messages import Message, SampleMeta, StageMeter
+from opdkit.protocols.messages import Message, StageMeter
 
 
 class Stage(StrEnum):
@@ -59,17 +60,30 @@ def stage_rates(before: StageMeter, after: StageMeter, *, elapsed_s: float) -> S
     )
 
 
-def bounding_stage(timings: Iterable[StepTiming], samples: Sequence[SampleMeta]) -> Stage:
-    """Return the stage that these steps spent most of their time on, or waiting for.
+def time_by_stage(step: Mapping[str, Any]) -> dict[Stage, float]:
+    """Put the run loop's time in one step down to the stages: computing, or standing still for one.
 
     A wait for samples is put down to the student or the teacher, whichever these samples spent
-    more time in. Of equals, the trainer comes first: with it busy, nothing else is in the way.
+    more time in.
+
+    Args:
+        step: its record in ``metrics.jsonl``.
+
+    Returns:
+        Seconds. The trainer comes first, so that of equals it is the maximum: with it busy, nothing
+        else is in the way.
     """
-    spent_s = dict.fromkeys(Stage, 0.0)
-    is_teacher = sum(s.score_s for s in samples) > sum(s.generate_s for s in samples)
-    for timing in timings:
-        spent_s[Stage.TRAINER] += timing.train_s
-        spent_s[Stage.TEACHER if is_teacher else Stage.STUDENT] += timing.batch_wait_s
-        spent_s[Stage.TRANSFER] += timing.fetch_s
-        spent_s[Stage.PUBLISHER] += timing.publish_wait_s
-    return max(spent_s, key=lambda stage: spent_s[stage])
+    is_teacher = step["score_s_mean"] > step["generate_s_mean"]
+    return {
+        Stage.TRAINER: step["train_s"],
+        Stage.STUDENT: 0.0 if is_teacher else step["batch_wait_s"],
+        Stage.TEACHER: step["batch_wait_s"] if is_teacher else 0.0,
+        Stage.TRANSFER: step["fetch_s"],
+        Stage.PUBLISHER: step["publish_wait_s"],
+    }
+
+
+def bounding_stage(step: Mapping[str, Any]) -> Stage:
+    """Return the stage that a step spent most of its time on, or waiting for."""
+    times_s = time_by_stage(step)
+    return max(times_s, key=lambda stage: times_s[stage])

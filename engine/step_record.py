@@ -74,9 +74,9 @@ class StepRecorder:
             "trainer_busy": timing.train_s / elapsed_s,
             "samples_per_s": len(samples) / elapsed_s,
             "loop_lag_p99_s": rollouts.loop_lag_p99_s,
-            "bounding_stage": str(bounding_stage([timing], samples)),
             **{f"count_{name}": count for name, count in rollouts.counters.items()},
         }
+        values["bounding_stage"] = str(bounding_stage(values))
         progress = ProgressRecord(
             phase="training",
             step=report.step + 1,

@@ -122,7 +122,7 @@ class RolloutSection(Section, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a reply, besides the model's own end-of-sequence ids."""
     scheduler: str = "single_turn"
-    """Name in the registry, or ``package.module:Class`` where the owner allows it."""
+    """Name in the registry."""
     scheduler_options: dict[str, Any] = {}
     """Passed to the scheduler as they are."""
     max_turns: PositiveInt = 1

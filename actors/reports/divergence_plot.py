@@ -58,7 +58,7 @@ def plot_divergence(
     _draw_held_out(above, curves)
     above.set_ylabel("reverse KL per token (nats)")
     if above.lines:
-        above.legend(frameon=False, loc="upper right")
+        above.legend(frameon=False, loc="best")
     _draw_steps(below, curves.step_tokens, curves.loss, LOSS_COLOUR, "loss")
     below.set_ylabel("loss (nats)")
     below.set_xlabel("tokens trained on")

@@ -104,8 +104,8 @@ def _queue(record: ProgressRecord) -> str:
 
 @contextmanager
 def _live(stream: TextIO) -> Iterator[Show]:
-    # NO_COLOR is honoured by Console itself.
-    with Live(console=Console(file=stream), auto_refresh=False) as live:
+    # Transient: the summary takes its place. NO_COLOR is honoured by Console itself.
+    with Live(console=Console(file=stream), auto_refresh=False, transient=True) as live:
         yield lambda record: live.update(block(record), refresh=True)
 
 

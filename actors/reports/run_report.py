@@ -16,6 +16,9 @@ from opdkit.protocols.messages import EvaluationReport
 
 NAME_WIDTH = 21
 
+COUNTED = {"student": "sampled", "teacher": "scored", "trainer": "trained, both with prompts"}
+"""Which tokens a stage's rate counts."""
+
 Status = Literal["completed", "failed", "cancelled"]
 
 
@@ -146,7 +149,9 @@ def _facts(summary: RunSummary) -> Iterator[tuple[str, str]]:
             _change(summary.before.reverse_kl_on_support, summary.after.reverse_kl_on_support),
         )
     if summary.tokens_per_s:
-        rates = (f"{stage} {rate:,.0f}" for stage, rate in summary.tokens_per_s.items())
+        rates = (
+            f"{stage} {rate:,.0f} {COUNTED[stage]}" for stage, rate in summary.tokens_per_s.items()
+        )
         yield "tokens/s", ", ".join(rates)
     if summary.bound is not None:
         stage, share = summary.bound

@@ -11,7 +11,7 @@ import msgspec
 from opdkit.actors.files.metric_sinks import read_metrics
 from opdkit.actors.files.run_files import RunDirectory
 from opdkit.actors.reports.run_report import RunSummary, Status
-from opdkit.engine.stage_report import Stage
+from opdkit.engine.stage_report import Stage, time_by_stage
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.messages import EvaluationReport
 
@@ -71,12 +71,8 @@ def _rates(steps: Sequence[Record]) -> dict[str, float]:
 
 
 def _waits(steps: Sequence[Record]) -> dict[str, float]:
-    """Return what the run loop spent on each stage: computing, or standing still for it."""
     waits = dict.fromkeys(Stage, 0.0)
     for step in steps:
-        is_teacher = step["score_s_mean"] > step["generate_s_mean"]
-        waits[Stage.TRAINER] += step["train_s"]
-        waits[Stage.TEACHER if is_teacher else Stage.STUDENT] += step["batch_wait_s"]
-        waits[Stage.TRANSFER] += step["fetch_s"]
-        waits[Stage.PUBLISHER] += step["publish_wait_s"]
+        for stage, seconds in time_by_stage(step).items():
+            waits[stage] += seconds
     return {str(stage): seconds for stage, seconds in waits.items()}

@@ -4,21 +4,11 @@ import pytest
 
 from opdkit.engine.stage_report import (
     Stage,
-    StepTiming,
     bounding_stage,
     stage_rates,
+    time_by_stage,
 )
-from opdkit.engine.testing_messages import make_meta
 from opdkit.protocols.messages import StageMeter
-
-
-def timing(
-    *, batch_wait: float = 0.0, fetch: float = 0.0, train: float = 0.0, publish_wait: float = 0.0
-) -> StepTiming:
-    return StepTiming(
-        batch_wait_s=batch_wait, fetch_s=fetch, train_s=train, publish_wait_s=publish_wait
-    )
-
 
 BEFORE = StageMeter(busy_s=10.0, num_requests=100, num_prompt_tokens=500, num_generated_tokens=900)
 
@@ -45,21 +35,30 @@ def test_no_time_between_readings_is_refused() -> None:
         stage_rates(BEFORE, BEFORE, elapsed_s=0.0)
 
 
+def step(**changed: float) -> dict[str, float]:
+    """Return the record of a step whose samples took longest in the student."""
+    times = ("train_s", "batch_wait_s", "fetch_s", "publish_wait_s")
+    return dict.fromkeys(times, 0.0) | {"generate_s_mean": 9.0, "score_s_mean": 1.0} | changed
+
+
 @pytest.mark.parametrize(
-    ("timings", "generate_s", "score_s", "stage"),
+    ("record", "stage"),
     [
-        ([timing(train=5.0, batch_wait=1.0)], 9.0, 1.0, Stage.TRAINER),
-        ([timing(train=1.0, batch_wait=5.0)], 9.0, 1.0, Stage.STUDENT),
-        ([timing(train=1.0, batch_wait=5.0)], 1.0, 9.0, Stage.TEACHER),
-        ([timing(train=1.0, fetch=2.0)], 9.0, 1.0, Stage.TRANSFER),
-        ([timing(train=1.0, publish_wait=2.0)], 9.0, 1.0, Stage.PUBLISHER),
-        ([timing(train=1.0, batch_wait=1.0)], 9.0, 1.0, Stage.TRAINER),
-        ([timing(train=2.0, batch_wait=9.0), timing(train=8.0)], 9.0, 1.0, Stage.TRAINER),
-        ([], 0.0, 0.0, Stage.TRAINER),
+        (step(train_s=5.0, batch_wait_s=1.0), Stage.TRAINER),
+        (step(train_s=1.0, batch_wait_s=5.0), Stage.STUDENT),
+        (step(train_s=1.0, batch_wait_s=5.0, score_s_mean=10.0), Stage.TEACHER),
+        (step(train_s=1.0, fetch_s=2.0), Stage.TRANSFER),
+        (step(train_s=1.0, publish_wait_s=2.0), Stage.PUBLISHER),
+        (step(train_s=1.0, batch_wait_s=1.0), Stage.TRAINER),
+        (step(), Stage.TRAINER),
     ],
 )
-def test_the_run_is_bounded_by_what_it_spends_most_time_on(
-    timings: list[StepTiming], generate_s: float, score_s: float, stage: Stage
+def test_a_step_is_bounded_by_what_it_spends_most_time_on(
+    record: dict[str, float], stage: Stage
 ) -> None:
-    samples = [make_meta(0, generate_s=generate_s, score_s=score_s)]
-    assert bounding_stage(timings, samples) is stage
+    assert bounding_stage(record) is stage
+
+
+def test_all_of_the_time_is_put_down_to_a_stage() -> None:
+    record = step(train_s=1.0, batch_wait_s=2.0, fetch_s=4.0, publish_wait_s=8.0)
+    assert sum(time_by_stage(record).values()) == 15.0

@@ -75,7 +75,7 @@ def test_the_page_tells_what_came_of_the_run() -> None:
     for part in (
         "tiny completed after 30 steps, 3 min 05 s",
         "0.8000 → 0.2000 nats per token (-75%)",
-        "student 1,234, teacher 2,000, trainer 1,100",
+        "student 1,234 sampled, teacher 2,000 scored, trainer 1,100 trained, both with prompts",
         "student: 75% of the time",
         "490 drawn = 480 trained + 2 dead + 8 alive",
         "12,000 sampled, 11,000 trained on, 300 dead",
