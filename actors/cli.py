@@ -72,6 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_job_command(commands, "run", "run a job here, in the foreground; continue it if it began")
     _add_job_command(commands, "check", "say what is wrong with a job, without running it")
+    _add_job_command(
+        commands, "simulate", "say what the job would reach at given speeds, and what bounds it"
+    )
     prepare = _add_command(commands, "prepare", "make the model folders that the examples name")
     prepare.add_argument("models", choices=("smollm2", "micro"), help="which models")
     prepare.add_argument("--dir", default="models", help="folder to make them in (%(default)s)")

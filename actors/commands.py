@@ -79,6 +79,20 @@ def check(args: argparse.Namespace, load: Load) -> int:
     return BAD_CONFIGURATION if report.errors else DONE
 
 
+def simulate(args: argparse.Namespace, load: Load) -> int:
+    """Run a job in virtual time, on simulated parts."""
+    spec = read_job(args.config, overrides=args.overrides)
+    sizing = load("opdkit.actors.reports.simulation_report:size_job")(spec)
+    if args.json:
+        values = load("opdkit.actors.reports.simulation_report:sizing_values")(sizing)
+        _write_line({"kind": "simulation", **values})
+    else:
+        from rich.console import Console
+
+        load("opdkit.actors.reports.simulation_report:print_sizing")(sizing, Console())
+    return DONE
+
+
 def prepare(args: argparse.Namespace, load: Load) -> int:
     """Make the models of the examples."""
     make = load(f"opdkit.actors.models.commands:prepare_{args.models}")

@@ -7,22 +7,20 @@ machine is checked by the preflight, not here.
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
+from opdkit.protocols.config_fields import (
+    Count,
+    Fraction,
+    Name,
+    NonNegativeFloat,
+    Path,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+)
+from opdkit.protocols.config_simulation import SimulationSection
 from opdkit.protocols.errors import ConfigError
-
-PositiveInt = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-Path = Annotated[str, Meta(min_length=1)]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections."""
 
 
 class JobSection(Section, frozen=True, kw_only=True):
@@ -123,7 +121,7 @@ class RolloutSection(Section, frozen=True, kw_only=True):
     """Ids that end a reply, besides the model's own end-of-sequence ids."""
     scheduler: str = "single_turn"
     """Name in the registry."""
-    scheduler_options: dict[str, Any] = {}
+    scheduler_options: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
     """Passed to the scheduler as they are."""
     max_turns: PositiveInt = 1
     """Replies of one trajectory; the scheduler may stop earlier."""
@@ -297,6 +295,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
     logging: LoggingSection = LoggingSection()
     deadlines: DeadlineSection = DeadlineSection()
     cluster: ClusterSection = ClusterSection()
+    simulation: SimulationSection = SimulationSection()
 
     def __post_init__(self) -> None:
         """Check what one field alone cannot show.

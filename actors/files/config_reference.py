@@ -14,13 +14,14 @@ import msgspec
 from msgspec import inspect
 
 from opdkit.protocols import config
+from opdkit.protocols.config_fields import Section
 from opdkit.protocols.config_wording import requirement, shown
 
 _PREAMBLE = """\
 # Configuration
 
 A job is one YAML file. `opdkit run`, `opdkit check` and `opdkit.JobSpec` take the
-same fields. This page is generated from the classes in `protocols/config.py`.
+same fields. This page is generated from the classes in `protocols/config*.py`.
 
 The smallest job:
 
@@ -95,7 +96,7 @@ def _field_texts(cls: type) -> dict[str, str]:
     """Return the string literal below each field, of the class and its bases."""
     texts: dict[str, str] = {}
     for owner in reversed(cls.__mro__):
-        if owner.__module__ != config.__name__:
+        if not issubclass(owner, Section):
             continue
         (definition,) = ast.parse(source.getsource(owner)).body
         assert isinstance(definition, ast.ClassDef)
