@@ -18,8 +18,8 @@ def run_in_virtual_time(work: Coroutine[Any, Any, None]) -> None:
         assert not asyncio.all_tasks(runner.get_loop())
 
 
-def decoder(**changed: Any) -> SharedDecoder:
-    return SharedDecoder(**{"step_s": 1.0, "sequence_s": 0.0, "max_active": 8, **changed})
+def decoder(*, sequence_s: float = 0.0, max_active: int = 8) -> SharedDecoder:
+    return SharedDecoder(step_s=1.0, sequence_s=sequence_s, max_active=max_active)
 
 
 async def ends_of(shared: SharedDecoder, *lengths: int) -> list[float]:
