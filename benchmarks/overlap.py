@@ -28,7 +28,7 @@ from opdkit.benchmarks.report import (
 LAGS = (0, 1, 2)
 NUM_RUNS = 5
 QUICK_NUM_RUNS = 2
-WINDOW = Window(first=2, last=9)
+WINDOW = Window(first=2, last=6)
 QUICK_WINDOW = Window(first=1, last=4)
 MIN_SPEEDUP = 1.1
 """Of lag 1 over lag 0. On one machine the stages share its cores, so that the gain is what
