@@ -163,7 +163,8 @@ class TrainerGroup:
                 results[rank] = await _finish(getattr(actor, method).remote(*arguments))
             except RayError as error:
                 failures[rank] = error
-                limit.reschedule(min(limit.when() or float("inf"), now() + BLAME_S))
+                if not limit.expired():
+                    limit.reschedule(min(limit.when() or float("inf"), now() + BLAME_S))
 
         limit = asyncio.timeout(deadline_s)
         try:
