@@ -1,10 +1,13 @@
 """What no schedule can exceed, from the same speeds and the same lengths as were simulated.
 
 A stage: what it could do with all others always ahead of it. The lag: samples drawn when version
-v is published are trained by step v + max_policy_lag, so that version v + max_policy_lag + 1 comes
-no earlier than the longest of their replies, that step and its publication allow.
+v is published are trained by step v + max_policy_lag, so a step waits for the longest replies among
+those, if for nothing else. How much of one step's wait the next ones make good is followed draw by
+draw, with every reply decoded as if it were alone, and every batch of the mean number of tokens.
 """
 
+import itertools
+from bisect import insort
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -22,7 +25,7 @@ class Bounds(Message, frozen=True, kw_only=True):
     trainer: float
     """Steps and exports, with the batches cut evenly over the data-parallel ranks."""
     lag: float
-    """What ``pipeline.max_policy_lag`` allows, with the longest reply of a batch never slowed."""
+    """What ``pipeline.max_policy_lag`` allows, with no reply slowed by another."""
 
     @property
     def together(self) -> float:
@@ -38,10 +41,10 @@ def bounds(spec: JobSpec, replies: Sequence[int]) -> Bounds:
         for length in replies
     )
     return Bounds(
-        student=_student(spec, replies),
+        student=_best_tokens_per_s(spec, pipeline.slots) / fmean(replies),
         teacher=spec.teachers[0].replicas / fmean(scores_s),
         trainer=pipeline.samples_per_step / _step_s(spec, replies),
-        lag=pipeline.slots / _lag_s(spec, replies),
+        lag=_lag(spec, replies),
     )
 
 
@@ -51,29 +54,46 @@ def _step_s(spec: JobSpec, replies: Sequence[int]) -> float:
     return train_s(spec.simulation, rank_tokens=even_tokens) + spec.simulation.export_s
 
 
-def _student(spec: JobSpec, replies: Sequence[int]) -> float:
-    num_active = min(spec.student.max_num_seqs, spec.pipeline.slots / spec.student.replicas)
-    return spec.student.replicas * _tokens_per_s(spec, num_active) / fmean(replies)
-
-
-def _tokens_per_s(spec: JobSpec, num_active: float) -> float:
+def _best_tokens_per_s(spec: JobSpec, num_sequences: int) -> float:
+    """Return what all replicas decode together with so many sequences spread over them."""
     simulation = spec.simulation
-    return num_active / (simulation.decode_step_s + simulation.decode_sequence_s * num_active)
+    num_active = min(spec.student.max_num_seqs, num_sequences / spec.student.replicas)
+    step_s = simulation.decode_step_s + simulation.decode_sequence_s * num_active
+    return spec.student.replicas * num_active / step_s
 
 
-def _lag_s(spec: JobSpec, replies: Sequence[int]) -> float:
-    """Return the least time from the publication of a version to that of the last that may use it.
-
-    With a lag of 0 nothing overlaps, and a batch takes its tokens at the replicas' best rate too.
-    """
-    size = spec.pipeline.samples_per_step
+def _lag(spec: JobSpec, replies: Sequence[int]) -> float:
+    size, lag = spec.pipeline.samples_per_step, spec.pipeline.max_policy_lag
     simulation = spec.simulation
-    alone_s = simulation.decode_step_s + simulation.decode_sequence_s
-    batches = [replies[first : first + size] for first in range(0, len(replies), size)]
-    generate_s = [max(batch) * alone_s for batch in batches]
-    if not spec.pipeline.max_policy_lag:
-        num_active = min(spec.student.max_num_seqs, size / spec.student.replicas)
-        rate = spec.student.replicas * _tokens_per_s(spec, num_active)
-        in_all_s = (sum(batch) / rate for batch in batches)
-        generate_s = [max(pair) for pair in zip(generate_s, in_all_s, strict=True)]
-    return fmean(generate_s) + _step_s(spec, replies) + simulation.update_s
+    durations_s = iter([_alone_s(spec, length) for length in replies])
+    step_s = _step_s(spec, replies) - simulation.export_s
+    finished_s: list[float] = []
+    """When each sample drawn so far is scored; in order."""
+    due_s: list[float] = []
+    """When all samples due by each step are."""
+    end_s: list[float] = []
+    """Of each step."""
+    published_s = 0.0
+    for step in range(len(replies) // size):
+        num_drawn = spec.pipeline.slots if step == 0 else size
+        drawn_s = [published_s + s for s in itertools.islice(durations_s, num_drawn)]
+        due_s.append(max(drawn_s, default=0.0))
+        for sample_s in drawn_s:
+            insort(finished_s, sample_s)
+        ready_s = finished_s[size * (step + 1) - 1]
+        if step >= lag:
+            ready_s = max(ready_s, due_s[step - lag])
+        if lag == 0:  # nothing overlaps, and all decode at once
+            batch = replies[size * step : size * (step + 1)]
+            ready_s = max(ready_s, published_s + sum(batch) / _best_tokens_per_s(spec, size))
+        trainer_free_s = end_s[-1] + simulation.export_s if end_s else 0.0
+        end_s.append(max(ready_s, trainer_free_s) + step_s)
+        published_s = end_s[-1] + simulation.export_s + simulation.update_s
+    first = min(lag, len(end_s) - 2)
+    return size * (len(end_s) - 1 - first) / (end_s[-1] - end_s[first])
+
+
+def _alone_s(spec: JobSpec, num_tokens: int) -> float:
+    simulation = spec.simulation
+    decode_s = num_tokens * (simulation.decode_step_s + simulation.decode_sequence_s)
+    return decode_s + score_s(simulation, num_tokens=simulation.prompt_tokens + num_tokens)
