@@ -11,6 +11,7 @@ MIN_RUNS = 1
 BENCHMARKS = {
     "losses": "What does the loss cost, against one read of the logits?",
     "overlap": "What does it gain to let generation, scoring and training run at once?",
+    "schedules": "How near does the engine come to what its lag allows?",
     "teacher_path": "What does the teacher's signal cost on its way to the trainer?",
     "weight_update": "How long until every replica serves the trainer's new weights?",
 }

@@ -128,8 +128,7 @@ def _report(spec: JobSpec, records: list[dict[str, Any]], *, virtual_s: float) -
     settled = records[min(spec.pipeline.max_policy_lag + 1, len(records) - 1) :]
     times_s = [time_by_stage(record) for record in settled]
     total_s = sum(sum(one.values()) for one in times_s)
-    num_samples = len(records) * spec.pipeline.samples_per_step
-    replies = [_reply_tokens(spec, Ordinal(n)) for n in range(num_samples)]
+    replies = drawn_replies(spec)
     num_trained = sum(record["num_samples"] for record in records)
     mean_trained = sum(record["num_supervised"] for record in records) / num_trained
     return SimulationReport(
@@ -146,13 +145,19 @@ def _report(spec: JobSpec, records: list[dict[str, Any]], *, virtual_s: float) -
     )
 
 
-def _reply_tokens(spec: JobSpec, ordinal: Ordinal) -> int:
-    """Return the length of the reply that this ordinal gets: its first request's."""
-    task = make_task(_prompts(spec), ordinal, due_step=0, seed=spec.job.seed)
-    seed = derive_seed(task.seed, 0, 1, 0)
+def drawn_replies(spec: JobSpec) -> list[int]:
+    """Return the lengths of all replies, in tokens, in the order of their draw."""
     room = spec.student.max_model_len - spec.simulation.prompt_tokens
     max_tokens = min(spec.rollout.max_new_tokens, room)
-    return reply_tokens(spec.simulation, seed=seed, max_tokens=max_tokens)
+    prompts = _prompts(spec)
+    tasks = (
+        make_task(prompts, Ordinal(n), due_step=0, seed=spec.job.seed) for n in range(len(prompts))
+    )
+    return [
+        # Of its first request.
+        reply_tokens(spec.simulation, seed=derive_seed(task.seed, 0, 1, 0), max_tokens=max_tokens)
+        for task in tasks
+    ]
 
 
 def with_one_more(spec: JobSpec, stage: Stage) -> JobSpec:
