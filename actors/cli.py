@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from opdkit import __version__
+from opdkit.actors.broken_pipe import silence
 from opdkit.protocols.errors import ConfigError, OpdkitError
 
 DONE, JOB_FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 130
@@ -54,8 +55,7 @@ def main(argv: Sequence[str] | None = None, *, load: Load | None = None) -> int:
         sys.stderr.write("opdkit: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (``| head``); Python would complain again at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)  # the reader has gone (``| head``)
         return DONE
     return code
 

@@ -53,7 +53,8 @@ class Coordinator(WatchedBoard):
     async def stop(self) -> None:
         """End the run where it is, and return when its parts are taken down."""
         if self._driving is not None:
-            self._driving.cancel()
+            if not self._driving.cancelling():  # a second one would break off the taking down
+                self._driving.cancel()
             await self._ended.wait()
 
     async def progress(self, num_seen: int) -> bytes:

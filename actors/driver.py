@@ -52,7 +52,7 @@ async def drive(
                 running = group.create_task(call(send, name=NAME, deadline_s=YEAR_S), name="run")
                 await show(_records(coordinator))
         return msgspec.msgpack.decode(running.result(), type=RunOutcome)
-    except asyncio.CancelledError:
+    except BaseException:
         await _stop(coordinator)
         raise
 

@@ -7,7 +7,8 @@ import importlib
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvloop
@@ -83,9 +84,11 @@ def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
     try:
         with (
             scratch_folders(directory.path) as scratch,
+            own_sigterm_handler() as restore_handler,
             cluster(spec, session=scratch.session),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
+            restore_handler()
             # Ray reads its environment when it is imported: not before the cluster's is set.
             driver: Any = importlib.import_module("opdkit.actors.driver")
             driving = driver.drive(spec, directory, scratch=scratch, show=show)
@@ -94,6 +97,20 @@ def _outcome(spec: JobSpec, directory: RunDirectory, show: Show) -> RunOutcome:
         return RunOutcome(was_stopped=True)
     except InfrastructureError as error:
         return failed(error)
+
+
+@contextmanager
+def own_sigterm_handler() -> Iterator[Callable[[], object]]:
+    """Restore the caller's answer to SIGTERM, which Ray and the loop replace; also when called."""
+    if threading.current_thread() is not threading.main_thread():  # where nobody replaces it
+        yield lambda: None
+        return
+    own = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    restore = functools.partial(signal.signal, signal.SIGTERM, own)
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 async def _until_terminated(driving: Coroutine[Any, Any, RunOutcome]) -> RunOutcome:

@@ -22,9 +22,14 @@ KILL_S = 10.0
 
 def main(folders: list[str]) -> None:
     """Wait for the end of the run, and leave nothing of it."""
+    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Meant for the run, where they are sent to all of its processes.
+        signal.signal(stop, signal.SIG_IGN)
     run_pid = os.getppid()
     sys.stdin.read()
-    end_processes(pid for pid in users_of(folders) if pid != run_pid)
+    # Again, until nobody is left: one may have started another meanwhile.
+    while users := [pid for pid in users_of(folders) if pid != run_pid]:
+        end_processes(users)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

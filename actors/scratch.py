@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from opdkit.actors import guard
+from opdkit.actors.files.durable_files import write_durably
 
 RECORD = "scratch.json"
 SHARED_MEMORY = Path("/dev/shm")
@@ -40,7 +41,7 @@ def scratch_folders(run_directory: Path) -> Iterator[Scratch]:
         session=tempfile.mkdtemp(prefix="opdkit-"),
         weights=tempfile.mkdtemp(prefix="opdkit-weights-", dir=memory),
     )
-    record.write_bytes(msgspec.json.encode(scratch))
+    write_durably(record, msgspec.json.encode(scratch))
     watching = subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__, scratch.session, scratch.weights],
         stdin=subprocess.PIPE,
@@ -52,14 +53,15 @@ def scratch_folders(run_directory: Path) -> Iterator[Scratch]:
         yield scratch
     finally:
         watching.communicate()
-        record.unlink()
+        remove_leftovers(run_directory)  # if the guard was killed
 
 
 def remove_leftovers(run_directory: Path) -> None:
     """Remove the folders that the record names, and the record."""
     record = run_directory / RECORD
-    if record.exists():
-        scratch = msgspec.json.decode(record.read_bytes(), type=Scratch)
-        for folder in (scratch.session, scratch.weights):
-            shutil.rmtree(folder, ignore_errors=True)
-        record.unlink()
+    if not record.exists():
+        return
+    scratch = msgspec.json.decode(record.read_bytes(), type=Scratch)
+    for folder in (scratch.session, scratch.weights):
+        shutil.rmtree(folder, ignore_errors=True)
+    record.unlink()

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from opdkit.actors.broken_pipe import silence
 from opdkit.protocols.messages import ProgressRecord
 
 Style = Literal["live", "lines", "json"]
@@ -26,10 +27,14 @@ Show = Callable[[ProgressRecord], None]
 async def show_progress(
     records: AsyncIterator[ProgressRecord], *, style: Style, stream: TextIO | None = None
 ) -> None:
-    """Show each record as it arrives, until there are no more."""
-    with _DISPLAYS[style](stream or sys.stdout) as show:
+    """Show each record as it arrives, until there are no more. Nobody has to look."""
+    stream = stream or sys.stdout
+    with _DISPLAYS[style](stream) as show:
         async for record in records:
-            show(record)
+            try:
+                show(record)
+            except BrokenPipeError:  # the reader has gone (``| head``), but the run goes on
+                silence(stream)
 
 
 def plain_line(record: ProgressRecord) -> str:

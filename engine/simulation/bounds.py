@@ -4,9 +4,11 @@ A stage: what it could do with all others always ahead of it. The lag: samples d
 v is published are trained by step v + max_policy_lag, so a step waits for the longest replies among
 those, if for nothing else. How much of one step's wait the next ones make good is followed draw by
 draw, with every reply decoded as if it were alone, and every batch of the mean number of tokens.
+All hold in the long run: a store filled before can help a few steps beyond.
 """
 
 import itertools
+import math
 from bisect import insort
 from collections.abc import Sequence
 from statistics import fmean
@@ -33,6 +35,15 @@ class Bounds(Message, frozen=True, kw_only=True):
         return min(self.student, self.teacher, self.trainer, self.lag)
 
 
+def settled_steps(spec: JobSpec) -> tuple[int, int]:
+    """Return the first step that rates are taken over, and that behind the last.
+
+    Before the one the pipeline fills, behind the other it empties.
+    """
+    lag = spec.pipeline.max_policy_lag
+    return lag + 1, spec.pipeline.num_steps - lag
+
+
 def bounds(spec: JobSpec, replies: Sequence[int]) -> Bounds:
     """Return the bounds for replies of these lengths, in tokens."""
     pipeline = spec.pipeline
@@ -43,9 +54,13 @@ def bounds(spec: JobSpec, replies: Sequence[int]) -> Bounds:
     return Bounds(
         student=_best_tokens_per_s(spec, pipeline.slots) / fmean(replies),
         teacher=spec.teachers[0].replicas / fmean(scores_s),
-        trainer=pipeline.samples_per_step / _step_s(spec, replies),
+        trainer=_rate(pipeline.samples_per_step, _step_s(spec, replies)),
         lag=_lag(spec, replies),
     )
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else math.inf
 
 
 def _step_s(spec: JobSpec, replies: Sequence[int]) -> float:
@@ -89,8 +104,8 @@ def _lag(spec: JobSpec, replies: Sequence[int]) -> float:
         trainer_free_s = end_s[-1] + simulation.export_s if end_s else 0.0
         end_s.append(max(ready_s, trainer_free_s) + step_s)
         published_s = end_s[-1] + simulation.export_s + simulation.update_s
-    first = min(lag, len(end_s) - 2)
-    return size * (len(end_s) - 1 - first) / (end_s[-1] - end_s[first])
+    first, behind = settled_steps(spec)
+    return size * (behind - first) / (end_s[behind - 1] - end_s[first - 1])
 
 
 def _alone_s(spec: JobSpec, num_tokens: int) -> float:

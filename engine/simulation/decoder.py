@@ -106,6 +106,8 @@ class SharedDecoder:
 
     def _end_sequences(self) -> None:
         self._count()
+        # The timer is the end, whatever the clock's rounding made of the time between.
+        self._progress = max(self._progress, self._active[0].end)
         while self._active and self._active[0].end <= self._progress + ROUNDING:
             heapq.heappop(self._active).done.set_result(None)
         self._set_timer()

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from opdkit.engine.one_error import one_error
 from opdkit.engine.progress_feed import ProgressFeed
 from opdkit.engine.reply import derive_seed
 from opdkit.engine.rollouts import Rollouts
@@ -17,7 +18,7 @@ from opdkit.engine.run import Run
 from opdkit.engine.run_parts import Parts
 from opdkit.engine.sample_queue import LeaseQueue
 from opdkit.engine.scheduling import make_scheduler
-from opdkit.engine.simulation.bounds import Bounds, bounds
+from opdkit.engine.simulation.bounds import Bounds, bounds, settled_steps
 from opdkit.engine.simulation.parts import (
     SimulatedStudent,
     SimulatedTeacher,
@@ -35,10 +36,12 @@ from opdkit.protocols.ids import Ordinal
 from opdkit.protocols.messages import Message
 
 BYTES_PER_MIB = 1 << 20
+SCHEDULER = "single_turn"
+MIN_STEPS = 4
 
 
 class SimulationReport(Message, frozen=True, kw_only=True):
-    """What came of a simulated job. Rates are of virtual time, over all but the first steps."""
+    """What came of a simulated job. Rates are of virtual time, over ``settled_steps``."""
 
     samples_per_s: float
     bounds: Bounds
@@ -69,18 +72,34 @@ def simulate(spec: JobSpec) -> SimulationReport:
     """Run a job without its models, data and cluster; see ``SimulationSection`` for its speeds.
 
     Raises:
-        ConfigError: the simulated prompt leaves no room for a reply.
+        ConfigError: the simulated prompt leaves no room for a reply, there are too few steps to
+            tell a rate, or the scheduler takes more than one turn.
         JobFailed: as a run does.
     """
+    _check(spec)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        sink, virtual_s = runner.run(_run(spec))
+    records = [values for kind, _, values in sink.records if kind == "step"]
+    return _report(spec, records, virtual_s=virtual_s)
+
+
+def _check(spec: JobSpec) -> None:
     if spec.simulation.prompt_tokens >= spec.student.max_model_len:
         raise ConfigError(
             f"simulation.prompt_tokens is {spec.simulation.prompt_tokens}, but must be less than "
             f"student.max_model_len, {spec.student.max_model_len}: a reply needs room too"
         )
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        sink, virtual_s = runner.run(_run(spec))
-    records = [values for kind, _, values in sink.records if kind == "step"]
-    return _report(spec, records, virtual_s=virtual_s)
+    if spec.rollout.scheduler != SCHEDULER:
+        raise ConfigError(
+            f"rollout.scheduler is {spec.rollout.scheduler!r}, but a simulation knows only "
+            f"{SCHEDULER!r}"
+        )
+    least = MIN_STEPS * (spec.pipeline.max_policy_lag + 1)
+    if spec.pipeline.num_steps < least:
+        raise ConfigError(
+            f"pipeline.num_steps is {spec.pipeline.num_steps}, but must be at least {MIN_STEPS} "
+            f"times pipeline.max_policy_lag + 1, {least}: a pipeline fills and empties"
+        )
 
 
 async def _run(spec: JobSpec) -> tuple[ListSink, float]:
@@ -115,7 +134,8 @@ async def _run(spec: JobSpec) -> tuple[ListSink, float]:
         feed=ProgressFeed(),
         clock=clock,
     )
-    await Run(spec, parts).run()
+    with one_error():
+        await Run(spec, parts).run()
     return sink, clock.now()
 
 
@@ -124,8 +144,8 @@ def _prompts(spec: JobSpec) -> ListPrompts:
 
 
 def _report(spec: JobSpec, records: list[dict[str, Any]], *, virtual_s: float) -> SimulationReport:
-    # The pipeline fills in as many steps as the lag allows, and is empty behind the last one.
-    settled = records[min(spec.pipeline.max_policy_lag + 1, len(records) - 1) :]
+    first, behind = settled_steps(spec)
+    settled = records[first:behind]
     times_s = [time_by_stage(record) for record in settled]
     total_s = sum(sum(one.values()) for one in times_s)
     replies = drawn_replies(spec)

@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import msgspec
 import psutil  # type: ignore[import-untyped]  # publishes no types
@@ -20,6 +21,17 @@ with scratch_folders(pathlib.Path(sys.argv[1])) as scratch:
     print(scratch.session, scratch.weights, sep="\\n", flush=True)
     sys.stdin.read()
 """
+
+
+def until_guarding(guard: psutil.Process) -> None:
+    """Wait until the guard reads its input: then it has set what it ignores."""
+    ignored = pathlib.Path(f"/proc/{guard.pid}/status")
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        [line] = [line for line in ignored.read_text().splitlines() if line.startswith("SigIgn")]
+        if int(line.split()[1], 16) & (1 << (signal.SIGHUP - 1)):
+            return
+        time.sleep(0.01)  # another process has no event for it
 
 
 def start_writer(path: pathlib.Path) -> "subprocess.Popen[bytes]":
@@ -63,6 +75,24 @@ def test_a_killed_run_leaves_nothing(tmp_path: pathlib.Path) -> None:
     assert writer.wait(timeout=WAIT_S) == -signal.SIGKILL
     assert not session.exists()
     assert not weights.exists()
+
+
+def test_a_killed_guard_is_made_up_for(tmp_path: pathlib.Path) -> None:
+    with scratch_folders(tmp_path) as scratch:
+        [guard] = psutil.Process().children()
+        guard.kill()
+    assert not pathlib.Path(scratch.session).exists()
+    assert not pathlib.Path(scratch.weights).exists()
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_signal_to_all_of_the_run_does_not_end_the_guard(tmp_path: pathlib.Path) -> None:
+    with scratch_folders(tmp_path) as scratch:
+        writer = start_writer(pathlib.Path(scratch.session) / "log")
+        [guard] = [child for child in psutil.Process().children() if child.pid != writer.pid]
+        until_guarding(guard)
+        guard.terminate()
+    assert writer.wait(timeout=WAIT_S) == -signal.SIGKILL
 
 
 def test_what_a_killed_guard_left_is_removed_by_the_next_run(tmp_path: pathlib.Path) -> None:

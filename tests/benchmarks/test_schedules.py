@@ -33,7 +33,7 @@ def test_one_step_off_is_as_slow_as_the_longer_of_the_two() -> None:
 
 
 def test_overlap_gains_and_keeps_every_length() -> None:
-    figures = run_case("fixed", sigma=0.8, ratio=1.0, seed=0, num_steps=8)
+    figures = run_case("fixed", sigma=0.8, ratio=1.0, seed=0, num_steps=20)
     for lag in (1, 2, 3, 4):
         assert figures[f"lag{lag}_over_in_turn_ratio"] > 1.3
         assert figures[f"lag{lag}_max"] <= lag

@@ -1,7 +1,9 @@
 """Progress for a terminal, for a log and for a program."""
 
+import asyncio
 import io
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -119,3 +121,20 @@ def test_an_error_of_the_source_ends_the_display(run: Run) -> None:
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    num_left = 3
+
+    async def records() -> AsyncIterator[ProgressRecord]:
+        nonlocal num_left
+        while num_left:
+            num_left -= 1
+            yield msgspec.structs.replace(FULL, step=num_left)
+
+    with os.fdopen(writer, "w") as stream:
+        # Not in the fixture, which forbids pipes on the loop: this one is standard output.
+        asyncio.run(show_progress(records(), style="json", stream=stream))
+    assert num_left == 0

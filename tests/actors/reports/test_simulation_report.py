@@ -3,6 +3,7 @@
 import io
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # ships no type information
@@ -17,8 +18,10 @@ from tests.protocols.jobs import job_values
 SPEEDS = {"prompt_tokens": 20, "reply_tokens_median": 40.0, "train_token_s": 0.01}
 
 
-def values() -> dict[str, object]:
-    return job_values() | {"simulation": SPEEDS}
+def values() -> dict[str, Any]:
+    job = job_values() | {"simulation": SPEEDS}
+    job["pipeline"]["num_steps"] = 20
+    return job
 
 
 def test_more_of_what_bounds_a_job_helps_it_most() -> None:

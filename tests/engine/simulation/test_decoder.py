@@ -97,3 +97,14 @@ def test_a_cancelled_sequence_makes_room() -> None:
         assert shared.num_requests == 0
 
     run_in_virtual_time(check())
+
+
+def test_short_steps_late_in_a_long_job_end_too() -> None:
+    async def check() -> None:
+        shared = SharedDecoder(step_s=1e-9, sequence_s=0.0, max_active=2)
+        await asyncio.sleep(1e6)
+        await shared.stand_still(0.0, PolicyVersion(0))
+        [span] = await shared.decode(10)
+        assert span.num_tokens == 10
+
+    run_in_virtual_time(check())

@@ -1,7 +1,9 @@
 """A simulated job is the engine's own schedule, and never beats its bound."""
 
+import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from opdkit.engine.simulation import SimulationReport, simulate, with_one_more
@@ -14,7 +16,7 @@ EVEN: dict[str, float] = {"reply_tokens_sigma": 0.0, "reply_tokens_median": 100.
 """All replies alike."""
 
 
-def make_spec(speeds: dict[str, float], *, lag: int, num_steps: int = 12) -> JobSpec:
+def make_spec(speeds: dict[str, float], *, lag: int, num_steps: int = 24) -> JobSpec:
     return decode_job(
         {
             "job": {"name": "simulated"},
@@ -61,13 +63,33 @@ def test_no_schedule_beats_its_bound_or_its_lag(lag: int, train_step_s: float) -
     report = simulate(make_spec(speeds, lag=lag))
     assert 0.9 < report.reached <= 1.0 + 1e-9
     assert max(report.lags) <= lag
-    assert report.num_trained == 12 * 8
+    assert report.num_trained == 24 * 8
     assert report.length_ratio == pytest.approx(1.0)
 
 
 def test_replies_end_with_the_context() -> None:
     report = simulate(make_spec({"prompt_tokens": 4000}, lag=1))
     assert report.length_ratio == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_training_in_no_time_is_no_bound(lag: int) -> None:
+    speeds = {"train_step_s": 0.0, "train_token_s": 0.0, "export_s": 0.0, "update_s": 0.0}
+    report = simulate(make_spec(EVEN | speeds, lag=lag))
+    assert report.bounds.trainer == math.inf
+    assert 0.8 < report.reached <= 1.0
+
+
+def test_too_few_steps_tell_no_rate() -> None:
+    with pytest.raises(ConfigError, match=r"num_steps is 15, but must be at least .*, 16: "):
+        simulate(make_spec({}, lag=3, num_steps=15))
+
+
+def test_schedulers_of_several_turns_are_refused() -> None:
+    spec = make_spec({}, lag=1)
+    rollout = msgspec.structs.replace(spec.rollout, scheduler="math_tips")
+    with pytest.raises(ConfigError, match="scheduler is 'math_tips', but a simulation knows only"):
+        simulate(msgspec.structs.replace(spec, rollout=rollout))
 
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
