@@ -105,8 +105,8 @@ def test_a_simulation_repeats_exactly() -> None:
 @pytest.mark.parametrize(
     ("stage", "speeds"),
     [
-        (Stage.STUDENT, {"decode_step_s": 1.0, "decode_sequence_s": 1.0}),
-        (Stage.TEACHER, {"score_request_s": 20.0}),
+        (Stage.STUDENT, {"decode_step_s": 0.1, "decode_sequence_s": 0.1}),
+        (Stage.TEACHER, {"score_request_s": 3.0}),
         (Stage.TRAINER, {"train_token_s": 0.01}),
     ],
 )
