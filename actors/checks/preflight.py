@@ -9,6 +9,7 @@ from opdkit.actors.checks.memory_estimates import Machine, check_memory, read_ma
 from opdkit.actors.checks.model_checks import check_models
 from opdkit.actors.checks.preflight_report import Finding, PreflightReport, error, good
 from opdkit.actors.files.model_files import ModelFiles, read_model
+from opdkit.engine.scheduling import make_scheduler
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError
 
@@ -28,6 +29,7 @@ def check_job(spec: JobSpec, *, machine: Machine | None = None) -> PreflightRepo
         tokenizer = _load_tokenizer(student, findings)
     if student is not None and teacher is not None:
         findings += check_models(spec, student, teacher)
+    findings.append(_check_scheduler(spec))
     findings += check_data(spec, tokenizer)
     if student is not None and teacher is not None:
         findings += check_memory(spec, student, teacher, machine or read_machine())
@@ -51,3 +53,12 @@ def _load_tokenizer(student: ModelFiles, findings: list[Finding]) -> TokenizerTe
     except ConfigError as problem:
         findings.append(error("chat template", str(problem)))
         return None
+
+
+def _check_scheduler(spec: JobSpec) -> Finding:
+    rollout = spec.rollout
+    try:
+        make_scheduler(rollout.scheduler, rollout.scheduler_options)
+    except ConfigError as problem:
+        return error("scheduler", str(problem))
+    return good("scheduler", f"{rollout.scheduler}, at most {rollout.max_turns} turns")

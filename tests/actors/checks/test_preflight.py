@@ -87,6 +87,7 @@ def test_a_good_job_passes_every_check(job: Job) -> None:
         "logits",
         "support",
         "grid",
+        "scheduler",
         "data.train",
         "epochs",
         "memory",
@@ -215,6 +216,18 @@ FIELD_MISTAKES: dict[str, tuple[list[tuple[str, Any]], str]] = {
         [("data.num_epochs", 2)],
         "data.num_epochs is 2, which gives 4 samples, but pipeline.num_steps times "
         "pipeline.samples_per_step needs 48",
+    ),
+    "no such scheduler": (
+        [("rollout.scheduler", "singel_turn")],
+        "rollout.scheduler is 'singel_turn', did you mean 'single_turn'?",
+    ),
+    "no such option of the scheduler": (
+        [("rollout.scheduler_options", {"foo": 1})],
+        "rollout.scheduler_options.foo is no option of 'single_turn'",
+    ),
+    "an option's value of another kind": (
+        [("rollout.scheduler", "math_tips"), ("rollout.scheduler_options", {"max_tips": "abc"})],
+        "rollout.scheduler_options is {'max_tips': 'abc'}, but 'math_tips' does not take it",
     ),
     "no data": (
         [("data.train", "none.jsonl")],
