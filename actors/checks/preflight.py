@@ -7,6 +7,7 @@ from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.checks.data_checks import check_data
 from opdkit.actors.checks.memory_estimates import Machine, check_memory, read_machine
 from opdkit.actors.checks.model_checks import check_models
+from opdkit.actors.checks.place_checks import check_gpus, check_run_directory
 from opdkit.actors.checks.preflight_report import Finding, PreflightReport, error, good
 from opdkit.actors.files.model_files import ModelFiles, read_model
 from opdkit.engine.scheduling import make_scheduler
@@ -19,9 +20,10 @@ def check_job(spec: JobSpec, *, machine: Machine | None = None) -> PreflightRepo
 
     Args:
         spec: The job.
-        machine: What memory is compared with; None: this one.
+        machine: What memory and GPUs are compared with; None: this one.
     """
-    findings: list[Finding] = []
+    machine = machine or read_machine()
+    findings = check_run_directory(spec)
     student = _read("student", spec.student.model, findings)
     teacher = _read("teachers[0]", spec.teachers[0].model, findings)
     tokenizer = None
@@ -32,7 +34,8 @@ def check_job(spec: JobSpec, *, machine: Machine | None = None) -> PreflightRepo
     findings.append(_check_scheduler(spec))
     findings += check_data(spec, tokenizer)
     if student is not None and teacher is not None:
-        findings += check_memory(spec, student, teacher, machine or read_machine())
+        findings += check_memory(spec, student, teacher, machine)
+    findings += check_gpus(spec, machine.num_gpus)
     return PreflightReport(findings=tuple(findings))
 
 
