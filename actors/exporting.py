@@ -17,10 +17,13 @@ def export_run(run: pathlib.Path, directory: pathlib.Path) -> None:
     """Write the student of a run's newest checkpoint in Hugging Face format.
 
     Raises:
-        ConfigError: there is no such run, it has no checkpoint yet, or the folder is not empty.
+        ConfigError: there is no such run, it has no checkpoint yet, or the target is a file or a
+            folder that is not empty.
     """
     if not (run / "job.yaml").is_file():
         raise ConfigError(f"RUN is {str(run)!r}, but there is no job.yaml in it")
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"DIR is {str(directory)!r}, but that is a file")
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"DIR is {str(directory)!r}, but it exists and is not empty")
     spec = read_job(run / "job.yaml")

@@ -18,6 +18,7 @@ from opdkit.protocols.config_fields import (
     PositiveFloat,
     PositiveInt,
     Section,
+    Seed,
 )
 from opdkit.protocols.config_simulation import SimulationSection
 from opdkit.protocols.errors import ConfigError
@@ -30,7 +31,7 @@ class JobSection(Section, frozen=True, kw_only=True):
     """Of the run, in logs and as its folder's name."""
     run_dir: str = ""
     """Folder of checkpoints, metrics, export and plot; empty: ``runs/<name>``."""
-    seed: Count = 0
+    seed: Seed = 0
     """Of data order and sampling."""
 
     @property

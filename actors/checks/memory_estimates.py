@@ -10,6 +10,7 @@ import msgspec
 
 from opdkit.actors.checks.preflight_report import Finding, error, good, warning
 from opdkit.actors.files.model_files import ModelFiles
+from opdkit.actors.hardware import count_gpus
 from opdkit.protocols.config import EngineSection, JobSpec, PlacementSection
 
 MIB = 2**20
@@ -27,6 +28,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int
     has_bfloat16: bool
     """The CPU multiplies bfloat16 natively."""
+    num_gpus: int = 0
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ def trainer_rank_bytes(spec: JobSpec, student: ModelFiles, machine: Machine) -> 
 
 
 def read_machine() -> Machine:
-    """Read this machine's memory (the smaller of its own and its control group's) and CPU flags."""
+    """Read this machine's memory, the smaller of its own and its control group's, and its units."""
     fields = dict(
         line.split(":", 1) for line in pathlib.Path("/proc/meminfo").read_text().splitlines()
     )
@@ -123,6 +125,7 @@ def read_machine() -> Machine:
         total_bytes=total,
         available_bytes=available,
         has_bfloat16=bool(flags & NATIVE_BFLOAT16_FLAGS),
+        num_gpus=count_gpus(),
     )
 
 

@@ -54,7 +54,8 @@ def parse_yaml(text: str, *, name: str) -> Any:
     """Read one YAML document of plain values.
 
     Raises:
-        ConfigError: it is no YAML, or gives a key twice; with ``name`` and the line.
+        ConfigError: it is no YAML, gives a key twice, holds itself, or is nested too deeply; with
+            ``name`` and, but for the last, the line.
     """
     try:
         # _JobLoader derives from SafeLoader: it constructs plain values only.
@@ -65,6 +66,8 @@ def parse_yaml(text: str, *, name: str) -> Any:
         raise ConfigError(f"{name}{line}: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
 
 
 def format_job(spec: JobSpec) -> str:
@@ -85,10 +88,22 @@ def _text_of(path: pathlib.Path) -> str:
 class _JobLoader(yaml.SafeLoader):  # type: ignore[misc]  # untyped base
     """Plain values only, every key once, exponents without a point are floats."""
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Build a value whole, which refuses one that holds itself, or say where it is none."""
+        try:
+            return super().construct_object(node, deep=True)
+        except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+            # PyYAML converts text without a look at it: whatever int() or a missed match raises.
+            what = repr(node.value) if isinstance(node, yaml.ScalarNode) else "this"
+            raise yaml.constructor.ConstructorError(
+                problem=f"{what} is no {node.tag.rpartition(':')[2]}",
+                problem_mark=node.start_mark,
+            ) from error
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice in one mapping."""
         lines: dict[Any, int] = {}
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key_node, yaml.ScalarNode):
                 continue
             if key_node.value in lines and key_node.value != "<<":

@@ -127,6 +127,8 @@ def parse_row(line: bytes, *, name: str) -> dict[str, object]:
         row = _decode_json(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PromptError(f"{name} is not JSON: {error}") from None
+    except RecursionError:
+        raise PromptError(f"{name} is nested too deeply") from None
     if not isinstance(row, dict):
         raise PromptError(f"{name} is a JSON {type(row).__name__}, but must be an object")
     if "messages" not in row:
@@ -155,6 +157,8 @@ def _check_messages(messages: Any, name: str) -> None:
 
 
 def _map(path: pathlib.Path) -> mmap.mmap:
+    if "\0" in str(path):
+        raise ConfigError(f"{str(path)!r} holds a NUL character, which no path may")
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -30,6 +30,7 @@ CHANGEABLE = (
     "deadlines",
     "evaluation",
     "logging",
+    "simulation",
 )
 CHANGEABLE_ENGINE_FIELDS = (
     "enforce_eager",
@@ -49,7 +50,7 @@ def check_resume(saved: JobSpec, wanted: JobSpec) -> None:
     """
     before, after = leaves_of(msgspec.to_builtins(saved)), leaves_of(msgspec.to_builtins(wanted))
     for path in [*before, *(path for path in after if path not in before)]:
-        if before.get(path) != after.get(path) and not may_change(path):
+        if not _is_same(before.get(path), after.get(path)) and not may_change(path):
             raise ConfigError(
                 f"{path} is {shown(after.get(path))}, but this run began with "
                 f"{shown(before.get(path))}: give it back, or start a new run "
@@ -63,6 +64,11 @@ def may_change(path: str) -> bool:
     if section == "student" or section.startswith("teachers["):
         return field.split(".")[0] in CHANGEABLE_ENGINE_FIELDS
     return any(path == name or path.startswith(f"{name}.") for name in CHANGEABLE)
+
+
+def _is_same(before: object, after: object) -> bool:
+    # As written, for the sake of NaN, which equals nothing.
+    return before == after or repr(before) == repr(after)
 
 
 def leaves_of(values: Any, path: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ the coroutines do their work in a thread.
 import asyncio
 import logging
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from opdkit.protocols.messages import DeadSample
 from opdkit.protocols.roles import PolicyTrainer
 
 _log = logging.getLogger(__name__)
+_STEP_NAME = re.compile(r"step-[0-9]{6,}")
+_SEAL_NAME = "COMPLETE"
 
 
 class Seal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +79,8 @@ class RunDirectory:
         """Take the job's directory, new or to be continued, until the end of the block.
 
         Raises:
-            ConfigError: it is in use, cannot be written, or belongs to another job.
+            ConfigError: it is in use, cannot be written, belongs to another job, or all of its
+                checkpoints are damaged.
         """
         directory = cls(pathlib.Path(spec.job.directory), keep=spec.checkpoint.keep)
         try:
@@ -125,6 +129,8 @@ class RunDirectory:
         fingerprints = _fingerprints(spec)
         if self.resumed is not None:
             self._check_is_same(spec, fingerprints)
+        else:
+            self._check_is_new()
         _cut(self.dead_letters, self.resumed.dead_letter_bytes if self.resumed else 0)
         write_durably(self.path / "job.yaml", format_job(spec).encode())
         write_durably(self.path / "data.json", msgspec.json.encode(fingerprints))
@@ -140,6 +146,19 @@ class RunDirectory:
                 "with: give it back, or start a new run in another job.run_dir"
             )
 
+    def _check_is_new(self) -> None:
+        """Refuse to begin anew over damaged checkpoints: it would cut all that the run recorded.
+
+        One without any seal is no damage, but a save that was interrupted.
+        """
+        damaged = [path.name for path in self._on_disk() if (path / _SEAL_NAME).exists()]
+        if damaged:
+            raise ConfigError(
+                f"job.run_dir is {str(self.path)!r}, but its checkpoints are damaged: "
+                f"{', '.join(damaged)} in {str(self.checkpoints)!r} lack files or have others than "
+                "were saved; remove the folder to begin anew, or choose another job.run_dir"
+            )
+
     def _complete(self, partial: pathlib.Path, step: int, dead_letter_bytes: int) -> None:
         files = [path for path in partial.rglob("*") if path.is_file()]
         seal = Seal(
@@ -148,10 +167,9 @@ class RunDirectory:
             dead_letter_bytes=dead_letter_bytes,
         )
         sync_tree(partial)
-        write_durably(partial / "COMPLETE", msgspec.json.encode(seal))
+        write_durably(partial / _SEAL_NAME, msgspec.json.encode(seal))
         self._put_in_place(partial, step)
-        for old in self._on_disk()[: -self._keep]:
-            shutil.rmtree(old)
+        self._drop_before(step)
 
     def _put_in_place(self, partial: pathlib.Path, step: int) -> None:
         final = self.checkpoints / _name_of(step)
@@ -160,13 +178,28 @@ class RunDirectory:
         partial.rename(final)
         sync(self.checkpoints)
 
+    def _drop_before(self, step: int) -> None:
+        # A damaged one must not take the place of one to resume from.
+        complete = [path for path in self._on_disk() if _read_seal(path) is not None]
+        for path in self._on_disk():
+            if _step_of(path) < step and path not in complete[-self._keep :]:
+                shutil.rmtree(path)
+
     def _on_disk(self) -> list[pathlib.Path]:
-        paths = self.checkpoints.glob("step-*[0-9]")
-        return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")))
+        paths = self.checkpoints.glob("step-*")
+        return sorted(filter(_is_checkpoint, paths), key=_step_of)
 
 
 def _name_of(step: int) -> str:
     return f"step-{step:06d}"
+
+
+def _is_checkpoint(path: pathlib.Path) -> bool:
+    return _STEP_NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
+def _step_of(path: pathlib.Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _begin(partial: pathlib.Path, state: bytes, dead_letters: pathlib.Path) -> int:
@@ -179,9 +212,9 @@ def _begin(partial: pathlib.Path, state: bytes, dead_letters: pathlib.Path) -> i
 
 def _read_seal(path: pathlib.Path) -> Seal | None:
     try:
-        seal = msgspec.json.decode((path / "COMPLETE").read_bytes(), type=Seal)
+        seal = msgspec.json.decode((path / _SEAL_NAME).read_bytes(), type=Seal)
         sizes = {name: (path / name).stat().st_size for name in seal.file_bytes}
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, UnicodeDecodeError, msgspec.DecodeError):
         return None
     return seal if sizes == seal.file_bytes else None
 

@@ -9,6 +9,7 @@ from opdkit.engine.scheduling.contract import Scheduler
 from opdkit.engine.scheduling.math_tips import MathTips
 from opdkit.engine.scheduling.single_turn import SingleTurn
 from opdkit.engine.scheduling.thinking_tips import ThinkingTips
+from opdkit.protocols.config_wording import shown
 from opdkit.protocols.errors import ConfigError
 
 SCHEDULERS: dict[str, type[Scheduler]] = {
@@ -22,7 +23,8 @@ def make_scheduler(name: str, options: Mapping[str, Any]) -> Scheduler:
     """Build the scheduler that ``rollout.scheduler`` names.
 
     Raises:
-        ConfigError: no scheduler has this name, or it has no such option; names the nearest.
+        ConfigError: no scheduler has this name, or it has no such option, with the nearest one; or
+            the scheduler does not take an option's value.
     """
     if name not in SCHEDULERS:
         raise ConfigError(f"rollout.scheduler is {name!r}, {_instead(name, SCHEDULERS)}")
@@ -32,9 +34,15 @@ def make_scheduler(name: str, options: Mapping[str, Any]) -> Scheduler:
         if option not in known:
             raise ConfigError(
                 f"rollout.scheduler_options.{option} is no option of {name!r}, "
-                f"{_instead(option, known)}"
+                f"{_instead(str(option), known)}"
             )
-    return scheduler(**options)
+    try:
+        return scheduler(**options)
+    except TypeError as problem:
+        raise ConfigError(
+            f"rollout.scheduler_options is {shown(dict(options))}, but {name!r} does not take it: "
+            f"{problem}"
+        ) from None
 
 
 def _instead(word: str, known: Iterable[str]) -> str:

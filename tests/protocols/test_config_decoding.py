@@ -11,19 +11,19 @@ from tests.protocols.jobs import job_values
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "too small": (
         {"pipeline.num_steps": 0},
-        "pipeline.num_steps is 0, but must be at least 1",
+        "pipeline.num_steps is 0, but must be between 1 and 2147483647",
     ),
     "wrong kind": (
         {"pipeline.num_steps": "ten"},
-        "pipeline.num_steps is 'ten', but must be an integer, at least 1",
+        "pipeline.num_steps is 'ten', but must be an integer, between 1 and 2147483647",
     ),
     "a float for an integer": (
         {"pipeline.num_steps": 1.5},
-        "pipeline.num_steps is 1.5, but must be an integer, at least 1",
+        "pipeline.num_steps is 1.5, but must be an integer, between 1 and 2147483647",
     ),
     "a boolean for an integer": (
         {"pipeline.num_steps": True},
-        "pipeline.num_steps is true, but must be an integer, at least 1",
+        "pipeline.num_steps is true, but must be an integer, between 1 and 2147483647",
     ),
     "not one of the choices": (
         {"teachers.0.dtype": "fp8"},
@@ -49,6 +49,23 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"trainer.optimizer.lr": float("nan")},
         "trainer.optimizer.lr is nan, but must be more than 0",
     ),
+    "more than 31 bits": (
+        {"pipeline.num_steps": 2**31},
+        "pipeline.num_steps is 2147483648, but must be between 1 and 2147483647",
+    ),
+    "a lag of more than 31 bits": (
+        {"pipeline.max_policy_lag": 2**31},
+        "pipeline.max_policy_lag is 2147483648, but must be between 0 and 2147483647",
+    ),
+    "a seed of more than 32 bits": (
+        {"job.seed": 2**32},
+        "job.seed is 4294967296, but must be between 0 and 4294967295",
+    ),
+    "a name with a line end": (
+        {"job.name": "abc\n"},
+        "job.name is 'abc\\n', but must be a name of at most 64 letters, digits, '.', '_' and "
+        "'-', with a letter or digit first",
+    ),
     "empty path": (
         {"student.model": ""},
         "student.model is '', but must be text that is not empty",
@@ -64,7 +81,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "null for a number": (
         {"pipeline.samples_per_step": None},
-        "pipeline.samples_per_step is null, but must be an integer, at least 1",
+        "pipeline.samples_per_step is null, but must be an integer, between 1 and 2147483647",
     ),
     "a value for a section": (
         {"loss": "reverse_kl"},
@@ -122,7 +139,11 @@ def test_a_mistake_is_named_with_its_path_value_and_bound(
     ("section", "key", "message"),
     [
         ("student", "model", "missing required student.model: text that is not empty"),
-        ("pipeline", "num_steps", "missing required pipeline.num_steps: an integer, at least 1"),
+        (
+            "pipeline",
+            "num_steps",
+            "missing required pipeline.num_steps: an integer, between 1 and 2147483647",
+        ),
     ],
 )
 def test_a_missing_field_is_named(section: str, key: str, message: str) -> None:
@@ -191,3 +212,8 @@ def test_an_override_that_leads_nowhere_is_refused(path: str, message: str) -> N
     with pytest.raises(ConfigError) as caught:
         apply_overrides(job_values(), [(path, 1)])
     assert str(caught.value).startswith(message)
+
+
+def test_the_largest_seed_is_accepted() -> None:
+    values = apply_overrides(job_values(), [("job.seed", 2**32 - 1)])
+    assert decode_job(values).job.seed == 2**32 - 1

@@ -12,6 +12,7 @@ from opdkit.actors.checks.memory_estimates import MIB, Machine, estimate_memory,
 from opdkit.actors.checks.preflight import check_job
 from opdkit.actors.checks.preflight_report import Finding, PreflightReport
 from opdkit.actors.files.model_files import read_model
+from opdkit.actors.hardware import count_gpus
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import apply_overrides, decode_job
 from opdkit.protocols.errors import ConfigError
@@ -87,6 +88,7 @@ def test_a_good_job_passes_every_check(job: Job) -> None:
         "logits",
         "support",
         "grid",
+        "scheduler",
         "data.train",
         "epochs",
         "memory",
@@ -216,6 +218,18 @@ FIELD_MISTAKES: dict[str, tuple[list[tuple[str, Any]], str]] = {
         "data.num_epochs is 2, which gives 4 samples, but pipeline.num_steps times "
         "pipeline.samples_per_step needs 48",
     ),
+    "no such scheduler": (
+        [("rollout.scheduler", "singel_turn")],
+        "rollout.scheduler is 'singel_turn', did you mean 'single_turn'?",
+    ),
+    "no such option of the scheduler": (
+        [("rollout.scheduler_options", {"foo": 1})],
+        "rollout.scheduler_options.foo is no option of 'single_turn'",
+    ),
+    "an option's value of another kind": (
+        [("rollout.scheduler", "math_tips"), ("rollout.scheduler_options", {"max_tips": "abc"})],
+        "rollout.scheduler_options is {'max_tips': 'abc'}, but 'math_tips' does not take it",
+    ),
     "no data": (
         [("data.train", "none.jsonl")],
         "data.train is 'none.jsonl': none.jsonl: No such file or directory",
@@ -314,3 +328,46 @@ def test_estimates_grow_with_what_they_count(job: Job) -> None:
 def test_this_machine_has_memory() -> None:
     machine = read_machine()
     assert 0 < machine.available_bytes <= machine.total_bytes
+
+
+def test_gpus_that_are_not_there_are_an_error_that_names_the_fields(job: Job) -> None:
+    changes = (
+        ("student.placement.num_gpus", 1),
+        ("student.replicas", 2),
+        ("teachers.0.placement.num_gpus", 0.5),
+    )
+    (finding,) = job.check(*changes).errors
+    assert finding.message == (
+        "the job reserves 2.5 GPUs (student.placement.num_gpus 2, teachers[0].placement.num_gpus "
+        "0.5, over all its processes), but this machine has 0"
+    )
+    assert not job.check(*changes, machine=msgspec.structs.replace(LARGE, num_gpus=3)).errors
+    assert not job.check(*changes, ("cluster.address", "auto")).errors
+
+
+def test_gpus_are_counted_in_the_drivers_list_and_among_the_devices(tmp_path: pathlib.Path) -> None:
+    driver, devices = tmp_path / "driver", tmp_path / "dev"
+    assert count_gpus(driver, devices) == 0
+    for address in ("0000:01:00.0", "0000:02:00.0"):
+        (driver / "gpus" / address).mkdir(parents=True)
+    assert count_gpus(driver, devices) == 2
+    devices.mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (devices / name).write_text("")
+    assert count_gpus(driver, devices) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file", "file' is no folder"),
+        ("file/run", "file' is no folder"),
+        ("a\0b", "holds a NUL character"),
+        ("x" * 300, "cannot be looked at: File name too long"),
+    ],
+)
+def test_a_run_directory_that_cannot_be_made_is_refused(job: Job, name: str, message: str) -> None:
+    (job.directory / "file").write_text("")
+    (finding,) = job.check(("job.run_dir", str(job.directory / name))).errors
+    assert finding.check == "job.run_dir"
+    assert message in finding.message

@@ -63,6 +63,15 @@ def test_an_override_of_another_form_is_refused(text: str) -> None:
         parse_override(text)
 
 
+@pytest.mark.parametrize("value", ["{a: 2020-13-01}", "!!int abc", "&j [*j]", "[" * 3000])
+def test_an_override_whose_value_is_broken_is_named(value: str) -> None:
+    text = f"rollout.scheduler_options={value}"
+    with pytest.raises(ConfigError) as caught:
+        parse_override(text)
+    assert str(caught.value).startswith(f"override {text!r}")
+    assert "\n" not in str(caught.value)
+
+
 def test_later_overrides_win(tmp_path: pathlib.Path) -> None:
     overrides = ["pipeline.num_steps=5", "pipeline.num_steps=7"]
     assert read_job(_write(tmp_path, JOB), overrides=overrides).pipeline.num_steps == 7
@@ -82,6 +91,16 @@ def test_later_overrides_win(tmp_path: pathlib.Path) -> None:
         ("- 1\n", "job.yaml holds a list"),
         ("a: 1\n---\nb: 1\n", "job.yaml:2: "),
         ("a: \x00\n", "job.yaml: "),
+        ("a: 1\njob: {name: 2024-13-45}\n", "job.yaml:2: '2024-13-45' is no timestamp"),
+        ("seed: 0b_\n", "job.yaml:1: '0b_' is no int"),
+        ("seed: !!int abc\n", "job.yaml:1: 'abc' is no int"),
+        ("seed: !!int ''\n", "job.yaml:1: '' is no int"),
+        ("seed: !!bool abc\n", "job.yaml:1: 'abc' is no bool"),
+        ("name: !!timestamp foo\n", "job.yaml:1: 'foo' is no timestamp"),
+        ("job: !!map abc\n", "job.yaml:1: expected a mapping node"),
+        ("job: !!map [a, b]\n", "job.yaml:1: expected a mapping node"),
+        ("job: &j {extra: *j}\n", "job.yaml:1: found unconstructable recursive node"),
+        ("a: " + "[" * 3000 + "]" * 3000, "job.yaml is nested too deeply"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_line(

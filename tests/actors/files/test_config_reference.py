@@ -21,7 +21,7 @@ def test_every_section_and_a_field_of_each_kind_are_described() -> None:
     for field in msgspec.structs.fields(JobSpec):
         assert f"## `{field.name}" in page
     for row in (
-        "| `num_steps` | **required** | an integer, at least 1 | Optimizer steps of the",
+        "| `num_steps` | **required** | an integer, between 1 and 2147483647 | Optimizer steps of",
         "| `dtype` | `auto` | one of auto, bfloat16, float32 |",
         "| `scheduler_options` | `{}` | a mapping of keys to values |",
         "| `stop_token_ids` | `[]` | a list |",

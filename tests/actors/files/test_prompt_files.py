@@ -111,6 +111,7 @@ BAD_ROWS: dict[str, tuple[str | bytes, str]] = {
     "no message": ('{"messages": []}', "messages must be a list that is not empty"),
     "no role": ('{"messages": [{"content": "x"}]}', "messages[0] must be an object with a role"),
     "no content": ('{"messages": [{"role": "user"}]}', "messages[0] of 'user' must have content"),
+    "nested": ("[" * 5000 + "]" * 5000, "is nested too deeply"),
     "a reply alone": (
         '{"messages": [{"role": "assistant", "content": "x"}]}',
         "messages holds only a reply",
@@ -142,6 +143,11 @@ def test_a_file_without_rows_is_refused(tmp_path: pathlib.Path, content: bytes) 
 def test_a_missing_file_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl: No such file"):
         JsonlPrompts(tmp_path / "none.jsonl")
+
+
+def test_a_path_that_none_can_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'a\\x00b' holds a NUL character"):
+        JsonlPrompts("a\0b")
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_row(

@@ -5,6 +5,7 @@ import pathlib
 import msgspec
 import pytest
 
+from opdkit.actors.files.config_file import format_job, parse_yaml
 from opdkit.actors.files.resume_rules import (
     CHANGEABLE,
     CHANGEABLE_ENGINE_FIELDS,
@@ -55,6 +56,7 @@ def test_a_rule_of_the_engines_is_of_a_field_that_exists_and_is_documented(name:
         ("trainer.dtype", False),
         ("trainer.parallel.data", True),
         ("trainer.parallel.tensor", False),
+        ("simulation.decode_step_s", True),
     ],
 )
 def test_what_decides_what_is_trained_stays(path: str, is_free: bool) -> None:
@@ -74,3 +76,11 @@ def test_an_option_that_is_gone_is_a_change() -> None:
 def test_the_same_job_is_no_change() -> None:
     check_resume(decode_job(job_values()), decode_job(job_values()))
     assert may_change("logging.tensorboard")
+
+
+@pytest.mark.parametrize("option", [float("nan"), [1.0, float("nan")], {"x": float("nan")}])
+def test_an_option_that_is_not_a_number_is_no_change(option: object) -> None:
+    text = format_job(
+        decode_job(apply_overrides(job_values(), [("rollout.scheduler_options", {"a": option})]))
+    )
+    check_resume(*(decode_job(parse_yaml(text, name="job.yaml")) for _ in range(2)))

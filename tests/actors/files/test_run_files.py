@@ -210,6 +210,60 @@ def test_a_damaged_checkpoint_is_passed_over_and_can_be_written_again(
         assert newest.step == 20
 
 
+@pytest.mark.parametrize("damage", [_with_torn_seal, _without_a_file, _with_a_file_cut])
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(
+    run: Run, values: dict[str, Any], damage: Callable[[pathlib.Path], None]
+) -> None:
+    with RunDirectory.open(_spec(values)) as directory:
+        run(directory.bury(_dead("a")))
+        _save(run, directory, 10)
+        damage(directory.checkpoints / "step-000010")
+    with pytest.raises(ConfigError) as caught:
+        RunDirectory.open(_spec(values)).__enter__()
+    assert f"step-000010 in {str(directory.checkpoints)!r}" in str(caught.value)
+    assert "remove the folder to begin anew, or choose another job.run_dir" in str(caught.value)
+    assert directory.dead_letters.stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", [".partial-step-000010", "step-000010"])
+def test_a_run_killed_in_its_first_save_begins_anew(values: dict[str, Any], name: str) -> None:
+    with RunDirectory.open(_spec(values)) as directory:
+        (directory.checkpoints / name / "trainer").mkdir(parents=True)
+    with RunDirectory.open(_spec(values)) as directory:
+        assert directory.resumed is None
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_complete_one(
+    run: Run, values: dict[str, Any]
+) -> None:
+    with RunDirectory.open(_spec(values, checkpoint__keep=2)) as directory:
+        for step in (20, 30):
+            _save(run, directory, step)
+        for step in (20, 30):
+            _with_a_file_cut(directory.checkpoints / f"step-{step:06d}")
+        _save(run, directory, 10)
+        assert _steps(directory) == ["step-000010", "step-000020", "step-000030"]
+        for step in (25, 40):
+            _save(run, directory, step)
+        assert _steps(directory) == ["step-000025", "step-000040"]
+
+
+@pytest.mark.parametrize(
+    "name", ["step-000020-copy2", "step-000020.1", "step-99", "step-x", "step-٠٠٠٠٢٠"]
+)
+def test_a_folder_of_another_name_is_no_checkpoint_and_stays(
+    run: Run, values: dict[str, Any], name: str
+) -> None:
+    with RunDirectory.open(_spec(values, checkpoint__keep=1)) as directory:
+        _save(run, directory, 20)
+        (directory.checkpoints / "step-000020").rename(directory.checkpoints / name)
+        _save(run, directory, 10)
+        assert _steps(directory) == sorted([name, "step-000010"])
+        newest = directory.newest()
+        assert newest is not None
+        assert newest.step == 10
+
+
 def test_dead_letters_after_the_checkpoint_are_cut(run: Run, values: dict[str, Any]) -> None:
     with RunDirectory.open(_spec(values)) as directory:
         run(directory.bury(_dead("a")))

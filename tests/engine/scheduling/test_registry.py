@@ -1,5 +1,7 @@
 """Schedulers are found by name, and a slip of the pen is named."""
 
+from typing import Any
+
 import pytest
 
 from opdkit.engine.scheduling import SCHEDULERS, make_scheduler
@@ -27,10 +29,12 @@ def test_options_reach_the_scheduler() -> None:
         ("single_turn", {"tip": ""}, "scheduler_options.tip .* known are: none"),
         ("math_tips", {"max_tips": 0}, "max_tips is 0, but must be at least 1"),
         ("math_tips", {"tip": ""}, "tip is empty"),
+        ("math_tips", {"max_tips": "abc"}, "'abc'}, but 'math_tips' does not take it"),
+        ("math_tips", {1: 2}, "scheduler_options.1 is no option of 'math_tips'"),
     ],
 )
 def test_a_wrong_name_option_or_value_is_refused(
-    name: str, options: dict[str, object], words: str
+    name: str, options: dict[Any, object], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         make_scheduler(name, options)
