@@ -75,7 +75,7 @@ class Run:
         self._lost_workers = Budget(limit=MAX_LOST_ROLLOUTS, window_s=LOST_ROLLOUTS_WINDOW_S)
         self._changed = asyncio.Condition()
         self._leasing: int | None = None  # the step whose batch is wanted
-        self._stated = Demand(count=0)
+        self._stated: Demand | None = Demand(count=0)  # None: a new one is on its way
         self._ahead = asyncio.Semaphore(1)  # batches leased before the step that uses them
         self._batches: asyncio.Queue[Batch | None] = asyncio.Queue(maxsize=1)
 
@@ -185,6 +185,7 @@ class Run:
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._wanted() != self._stated)
+                self._stated = None
                 wanted = self._wanted()
             await self._parts.queue.set_demand(wanted)
             async with self._changed:
@@ -203,14 +204,19 @@ class Run:
         await self._batches.put(None)
 
     async def _lease(self, step: int) -> Batch | None:
-        """Return the batch of a step, or None when the data has ended."""
+        """Return the batch of a step, or None when the data has ended.
+
+        While a step is wanted, the demand is 0 only if nothing is alive and nothing is left to
+        draw, and that does not change. The 0 between two steps is over before the lease begins:
+        it waits until the queue has answered to what is wanted now.
+        """
         async with self._changed:
             self._leasing = step
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self._stated == self._wanted())
-            if self._stated.count == 0:
-                return None
         samples = await self._parts.queue.lease()
+        if not samples:
+            return None
         async with self._changed:
             for sample in samples:
                 self._ledger.queue(sample)  # its rollout's own task may not have heard of it yet

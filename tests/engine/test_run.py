@@ -23,6 +23,7 @@ from opdkit.protocols.config import JobSpec
 from opdkit.protocols.config_decoding import decode_job
 from opdkit.protocols.errors import JobFailed, TrainerError
 from opdkit.protocols.ids import PolicyVersion
+from opdkit.protocols.messages import Demand
 from tests.conftest import Run as RunFixture
 
 
@@ -41,6 +42,15 @@ def make_spec(**pipeline: int) -> JobSpec:
 FIVE_TURNS = loop_turns(5)
 
 
+class DistantQueue(LeaseQueue):
+    """A queue that obeys a demand long before its caller hears so."""
+
+    async def set_demand(self, demand: Demand) -> None:
+        """Answer late."""
+        await super().set_demand(demand)
+        await loop_turns(20)()
+
+
 class Job:
     """A run of fakes, and what they saw."""
 
@@ -51,6 +61,7 @@ class Job:
         num_rows: int = 1000,
         num_epochs: int | None = None,
         queue_samples: int = 64,
+        queue_class: type[LeaseQueue] = LeaseQueue,
         held_out: int = 0,
         pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
@@ -62,7 +73,7 @@ class Job:
     ) -> None:
         clock = FakeClock()
         queues = [
-            LeaseQueue(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
+            queue_class(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
         ]
         self.publisher = FakePublisher(pause=loop_turns(3))
         self.trainer = FakeTrainer(
@@ -146,6 +157,21 @@ def test_a_run_ends_when_its_data_ends_with_a_smaller_last_batch(run: RunFixture
     job = Job(make_spec(num_steps=50), num_rows=5, num_epochs=2)
     run(job.run.run())
     assert [len(planned_samples(plan)) for plan in job.trainer.trained] == [4, 4, 2]
+
+
+def test_a_run_ends_when_the_last_samples_die_while_a_batch_of_them_is_awaited(
+    run: RunFixture,
+) -> None:
+    job = Job(make_spec(num_steps=5), num_rows=20, num_epochs=1, dead_ordinals=range(16, 20))
+    run(job.run.run())
+    assert len(set(job.trained)) == 16
+    assert job.run.ledger.num_dead == 4
+
+
+def test_a_demand_withdrawn_between_two_batches_does_not_end_the_data(run: RunFixture) -> None:
+    job = Job(make_spec(max_policy_lag=3), queue_class=DistantQueue)
+    run(job.run.run())
+    assert len(set(job.trained)) == 24
 
 
 def test_a_dead_sample_is_replaced_and_buried(run: RunFixture) -> None:
