@@ -63,6 +63,7 @@ class Job:
         queue_samples: int = 64,
         queue_class: type[LeaseQueue] = LeaseQueue,
         held_out: int = 0,
+        bad_held_out: range = range(0),
         pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
         failing_steps: tuple[int, ...] = (),
@@ -94,7 +95,7 @@ class Job:
         self.queue = queues[0]
         parts = Parts(
             prompts=ListPrompts(num_rows, num_epochs=num_epochs),
-            held_out=ListPrompts(held_out) if held_out else None,
+            held_out=ListPrompts(held_out, bad_rows=bad_held_out) if held_out else None,
             runner=self.runner,
             queue=queues[0],
             evaluation_queue=queues[1],
@@ -225,6 +226,19 @@ def test_the_divergence_is_measured_before_and_after(run: RunFixture) -> None:
     evaluations = [(step, v) for kind, step, v in job.sink.records if kind == "evaluation"]
     assert [step for step, _ in evaluations] == [0, 6]
     assert [v["num_samples"] for _, v in evaluations] == [5, 5]
+
+
+def test_a_held_out_row_that_is_no_prompt_costs_only_itself(run: RunFixture) -> None:
+    job = Job(make_spec(), held_out=5, bad_held_out=range(1, 3))
+    run(job.run.run())
+    assert [len(planned_samples(plan)) for plan in job.trainer.evaluated] == [3, 3]
+
+
+def test_held_out_data_without_a_prompt_fails_with_the_last_reason(run: RunFixture) -> None:
+    job = Job(make_spec(), held_out=2, bad_held_out=range(2))
+    with pytest.raises(ExceptionGroup) as failure:
+        run(job.run.run())
+    assert failure.group_contains(JobFailed, match="no held-out prompt .*: PromptError: prompt-1")
 
 
 def test_an_evaluation_larger_than_the_queue_does_not_wait_for_itself(run: RunFixture) -> None:
