@@ -70,6 +70,7 @@ class Run:
             queue_bound=self._queue_bound,
             now_s=parts.clock.now(),
         )
+        self._evaluated: int | None = None  # the step last evaluated after
         self._num_held_out_tokens = 0  # sampled, but not of the ledger
         self._num_skipped = 0  # steps in a row
         self._lost_workers = Budget(limit=MAX_LOST_ROLLOUTS, window_s=LOST_ROLLOUTS_WINDOW_S)
@@ -88,7 +89,7 @@ class Run:
         """Train until the steps are taken or the data ends.
 
         Raises:
-            JobFailed: too many samples died.
+            JobFailed: too many samples died, or all before the first step.
             InfrastructureError: a part failed and could not be repaired.
         """
         await self._publish(await self._export())
@@ -102,6 +103,11 @@ class Run:
             stages.create_task(self._collect_batches(), name="batches")
             await self._train()
             demands.cancel()
+        if self._step == 0:
+            raise JobFailed(
+                "the data ended before the first step: "
+                f"all {self._ledger.num_dead} samples are dead letters"
+            )
         self._ledger.check()
         await self._close_accounts()
         await self._save()
@@ -325,8 +331,8 @@ class Run:
             await self._show("training")
 
     async def _evaluate(self) -> None:
-        if self._parts.held_out is None:
-            return
+        if self._parts.held_out is None or self._evaluated == self._step:
+            return  # the queue forgets no ordinal: the samples of one step pass it only once
         await self._show("evaluating", message="the student answers the held-out prompts")
         report = await evaluate(
             self._spec,
@@ -336,6 +342,7 @@ class Run:
             trainer=self._parts.trainer,
             step=self._step,
         )
+        self._evaluated = self._step
         self._num_held_out_tokens += round(report.mean_generated_tokens * report.num_samples)
         await self._parts.sink.write("evaluation", self._step, msgspec.to_builtins(report))
 

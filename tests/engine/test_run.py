@@ -19,7 +19,7 @@ from opdkit.engine.testing_run import (
     Pause,
     loop_turns,
 )
-from opdkit.protocols.config import JobSpec
+from opdkit.protocols.config import EvaluationSection, JobSpec
 from opdkit.protocols.config_decoding import decode_job
 from opdkit.protocols.errors import JobFailed, TrainerError
 from opdkit.protocols.ids import PolicyVersion
@@ -169,6 +169,15 @@ def test_a_run_ends_when_the_last_samples_die_while_a_batch_of_them_is_awaited(
     assert job.run.ledger.num_dead == 4
 
 
+def test_a_run_whose_data_ends_without_a_step_fails(run: RunFixture) -> None:
+    spec = make_spec(num_steps=1, samples_per_step=1)
+    job = Job(spec, num_rows=1, num_epochs=1, dead_ordinals=range(1), held_out=2)
+    with pytest.raises(JobFailed, match="the data ended before the first step: all 1 samples"):
+        run(job.run.run())
+    assert len(job.trainer.evaluated) == 1
+    assert job.store.states == {}
+
+
 def test_a_demand_withdrawn_between_two_batches_does_not_end_the_data(run: RunFixture) -> None:
     job = Job(make_spec(max_policy_lag=3), queue_class=DistantQueue)
     run(job.run.run())
@@ -239,6 +248,14 @@ def test_held_out_data_without_a_prompt_fails_with_the_last_reason(run: RunFixtu
     with pytest.raises(ExceptionGroup) as failure:
         run(job.run.run())
     assert failure.group_contains(JobFailed, match="no held-out prompt .*: PromptError: prompt-1")
+
+
+def test_data_that_ends_at_a_scheduled_evaluation_is_not_evaluated_twice(run: RunFixture) -> None:
+    evaluation = EvaluationSection(every_steps=3)
+    spec = msgspec.structs.replace(make_spec(num_steps=50), evaluation=evaluation)
+    job = Job(spec, num_rows=12, num_epochs=1, held_out=2)
+    run(job.run.run())
+    assert [step for kind, step, _ in job.sink.records if kind == "evaluation"] == [0, 3]
 
 
 def test_an_evaluation_larger_than_the_queue_does_not_wait_for_itself(run: RunFixture) -> None:
