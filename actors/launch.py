@@ -74,7 +74,7 @@ async def launch(
         )
     )
     queue_actor = _start_queue(spec)
-    training = RemoteQueue(queue_actor, TRAINING, deadlines=spec.deadlines)
+    training = RemoteQueue(queue_actor, TRAINING, spec=spec)
     settings = settings_from_job(spec, export_dir=weights_directory)
     trainer = TrainerGroup(settings, payloads=training, deadlines=spec.deadlines)
     parts = [
@@ -100,13 +100,9 @@ async def launch(
             parts=Parts(
                 prompts=_prompts(spec),
                 held_out=_held_out(spec),
-                runner=ServeRollouts(
-                    handles[ROLLOUTS],
-                    deadlines=spec.deadlines,
-                    max_turns=spec.rollout.max_turns,
-                ),
+                runner=ServeRollouts(handles[ROLLOUTS], spec=spec),
                 queue=training,
-                evaluation_queue=RemoteQueue(queue_actor, EVALUATION, deadlines=spec.deadlines),
+                evaluation_queue=RemoteQueue(queue_actor, EVALUATION, spec=spec),
                 trainer=trainer,
                 publisher=publisher,
                 store=directory,

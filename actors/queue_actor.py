@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
+from opdkit.actors.call_deadlines import lease_deadline_s, put_deadline_s
 from opdkit.actors.calls import call
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.sample_queue import LeaseQueue
-from opdkit.protocols.config import DeadlineSection
+from opdkit.protocols.config import JobSpec
 from opdkit.protocols.messages import Demand, SampleMeta
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -81,39 +82,41 @@ async def fetch_payloads(
 class RemoteQueue:
     """One channel of a ``QueueActor``, as a ``SampleQueue``."""
 
-    def __init__(self, actor: Any, channel: str, *, deadlines: DeadlineSection) -> None:
+    def __init__(self, actor: Any, channel: str, *, spec: JobSpec) -> None:
         self._actor = actor  # a Ray actor handle: its methods are made at run time
         self._channel = channel
-        self._deadlines = deadlines
+        self._control_s = spec.deadlines.control_s
+        self._put_s = put_deadline_s(spec)
+        self._lease_s = lease_deadline_s(spec)
 
     async def put(self, meta: SampleMeta, payload: bytes) -> None:
-        """See ``SampleQueue.put``. A queue full for a whole step's deadline is broken."""
-        await self._call("put", self._deadlines.step_s, _encode(meta), payload)
+        """See ``SampleQueue.put``. A queue full until the sample is overdue is broken."""
+        await self._call("put", self._put_s, _encode(meta), payload)
 
     async def set_demand(self, demand: Demand) -> None:
         """See ``SampleQueue.set_demand``."""
-        await self._call("set_demand", self._deadlines.control_s, _encode(demand))
+        await self._call("set_demand", self._control_s, _encode(demand))
 
     async def lease(self) -> list[SampleMeta]:
-        """See ``SampleQueue.lease``. Waits for rollouts, at most a step's deadline."""
-        reply = await self._call("lease", self._deadlines.step_s)
+        """See ``SampleQueue.lease``. Waits for rollouts, at most a trajectory's deadline."""
+        reply = await self._call("lease", self._lease_s)
         return msgspec.msgpack.decode(reply, type=list[SampleMeta])
 
     async def fetch(self, sample_ids: Sequence[str]) -> list[bytes]:
         """See ``SampleQueue.fetch``."""
-        return await fetch_payloads(self._actor, sample_ids, deadline_s=self._deadlines.control_s)
+        return await fetch_payloads(self._actor, sample_ids, deadline_s=self._control_s)
 
     async def acknowledge(self, sample_ids: Sequence[str]) -> None:
         """See ``SampleQueue.acknowledge``."""
-        await self._call("acknowledge", self._deadlines.control_s, list(sample_ids))
+        await self._call("acknowledge", self._control_s, list(sample_ids))
 
     async def return_leases(self) -> None:
         """See ``SampleQueue.return_leases``."""
-        await self._call("return_leases", self._deadlines.control_s)
+        await self._call("return_leases", self._control_s)
 
     async def close(self) -> None:
         """See ``SampleQueue.close``."""
-        await self._call("close", self._deadlines.control_s)
+        await self._call("close", self._control_s)
 
     async def _call(self, method: str, deadline_s: float, *arguments: object) -> Any:
         send = getattr(self._actor, method).remote

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from opdkit.actors.call_deadlines import trajectory_deadline_s
 from opdkit.actors.calls import call
 from opdkit.actors.chat_template import TokenizerTemplate
 from opdkit.actors.engines import ServeStudent, ServeTeacher
@@ -22,7 +23,7 @@ from opdkit.actors.serving import STUDENT, TEACHER, Part, handle_of
 from opdkit.engine.clocks import MonotonicClock
 from opdkit.engine.rollouts import Rollouts
 from opdkit.engine.scheduling import make_scheduler
-from opdkit.protocols.config import DeadlineSection, JobSpec
+from opdkit.protocols.config import JobSpec
 from opdkit.protocols.messages import (
     RolloutOutcome,
     RolloutTask,
@@ -48,8 +49,8 @@ class RolloutReplica:
             ),
             teacher=ServeTeacher(teacher, score_s=deadlines.score_s, control_s=deadlines.control_s),
             template=template,
-            train_queue=RemoteQueue(queue_actor, TRAINING, deadlines=deadlines),
-            evaluation_queue=RemoteQueue(queue_actor, EVALUATION, deadlines=deadlines),
+            train_queue=RemoteQueue(queue_actor, TRAINING, spec=job),
+            evaluation_queue=RemoteQueue(queue_actor, EVALUATION, spec=job),
             scheduler=make_scheduler(job.rollout.scheduler, job.rollout.scheduler_options),
             settings=job.rollout,
             max_model_len=job.student.max_model_len,
@@ -90,11 +91,11 @@ def rollout_part(spec: JobSpec, *, queue_actor: Any) -> Part:
 class ServeRollouts:
     """All rollout workers, as one ``RolloutRunner``."""
 
-    def __init__(self, handle: Any, *, deadlines: DeadlineSection, max_turns: int) -> None:
+    def __init__(self, handle: Any, *, spec: JobSpec) -> None:
         self._handle = handle
-        self._deadlines = deadlines
+        self._control_s = spec.deadlines.control_s
         # A trajectory's own parts have deadlines; this one is for a worker that hangs.
-        self._trajectory_s = max_turns * deadlines.generate_s + deadlines.score_s + deadlines.step_s
+        self._trajectory_s = trajectory_deadline_s(spec)
 
     async def run(self, task: RolloutTask) -> RolloutOutcome:
         """See ``RolloutRunner.run``."""
@@ -111,7 +112,7 @@ class ServeRollouts:
         replies = await call(
             lambda: self._handle.broadcast("report").results_async(return_exceptions=True),
             name="rollouts.report",
-            deadline_s=self._deadlines.control_s,
+            deadline_s=self._control_s,
         )
         return summed(
             msgspec.msgpack.decode(reply, type=RolloutWorkerReport)

@@ -91,7 +91,7 @@ def _no_samples(spec: JobSpec) -> RemoteQueue:
     """Return the queue that ranks must have to fetch batches from; here nothing is trained."""
     actor_class: Any = ray.remote(QueueActor)
     actor = actor_class.options(num_cpus=0).remote(max_samples=1, max_bytes=1)
-    return RemoteQueue(actor, TRAINING, deadlines=spec.deadlines)
+    return RemoteQueue(actor, TRAINING, spec=spec)
 
 
 async def _update(parts: Parts, version: PolicyVersion) -> tuple[WeightManifest, dict[str, float]]:

@@ -6,14 +6,15 @@ from statistics import fmean
 import msgspec
 
 from opdkit.engine.packing import plan_step
-from opdkit.engine.tasks import make_task
+from opdkit.engine.tasks import dead_prompt, make_task
 from opdkit.protocols.config import JobSpec
-from opdkit.protocols.errors import JobFailed
+from opdkit.protocols.errors import JobFailed, PromptError
 from opdkit.protocols.ids import Ordinal
 from opdkit.protocols.messages import (
     DeadSample,
     Demand,
     EvaluationReport,
+    RolloutOutcome,
     RolloutTask,
     SampleMeta,
 )
@@ -65,7 +66,12 @@ async def _sample(
     dead: list[DeadSample] = []
 
     async def roll(index: int) -> None:
-        outcome = await runner.run(_task(spec, prompts, index, step=step))
+        try:
+            task = _task(spec, prompts, index, step=step)
+        except PromptError as error:
+            outcome: RolloutOutcome = dead_prompt(Ordinal(index), error)
+        else:
+            outcome = await runner.run(task)
         if isinstance(outcome, DeadSample):
             dead.append(outcome)
             if len(dead) == num_prompts:

@@ -147,9 +147,8 @@ class LeaseCore:
         insort(self._ready, ticket.place)
 
     def can_lease(self) -> bool:
-        """Say whether what is ready meets the demand, and there is one."""
-        wanted = self.demand
-        return wanted.count > 0 and not shortage(wanted, [ready.due_step for ready in self._ready])
+        """Say whether what is ready meets the demand. Nothing always meets a demand of 0."""
+        return not shortage(self.demand, [ready.due_step for ready in self._ready])
 
     def lease(self) -> list[SampleMeta]:
         """Lease the batch, earliest due first. The demand stands until another is stated."""

@@ -70,12 +70,13 @@ class Run:
             queue_bound=self._queue_bound,
             now_s=parts.clock.now(),
         )
+        self._evaluated: int | None = None  # the step last evaluated after
         self._num_held_out_tokens = 0  # sampled, but not of the ledger
         self._num_skipped = 0  # steps in a row
         self._lost_workers = Budget(limit=MAX_LOST_ROLLOUTS, window_s=LOST_ROLLOUTS_WINDOW_S)
         self._changed = asyncio.Condition()
         self._leasing: int | None = None  # the step whose batch is wanted
-        self._stated = Demand(count=0)
+        self._stated: Demand | None = Demand(count=0)  # None: a new one is on its way
         self._ahead = asyncio.Semaphore(1)  # batches leased before the step that uses them
         self._batches: asyncio.Queue[Batch | None] = asyncio.Queue(maxsize=1)
 
@@ -88,7 +89,7 @@ class Run:
         """Train until the steps are taken or the data ends.
 
         Raises:
-            JobFailed: too many samples died.
+            JobFailed: too many samples died, or all before the first step.
             InfrastructureError: a part failed and could not be repaired.
         """
         await self._publish(await self._export())
@@ -102,6 +103,11 @@ class Run:
             stages.create_task(self._collect_batches(), name="batches")
             await self._train()
             demands.cancel()
+        if self._step == 0:
+            raise JobFailed(
+                "the data ended before the first step: "
+                f"all {self._ledger.num_dead} samples are dead letters"
+            )
         self._ledger.check()
         await self._close_accounts()
         await self._save()
@@ -185,6 +191,7 @@ class Run:
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._wanted() != self._stated)
+                self._stated = None
                 wanted = self._wanted()
             await self._parts.queue.set_demand(wanted)
             async with self._changed:
@@ -203,14 +210,19 @@ class Run:
         await self._batches.put(None)
 
     async def _lease(self, step: int) -> Batch | None:
-        """Return the batch of a step, or None when the data has ended."""
+        """Return the batch of a step, or None when the data has ended.
+
+        While a step is wanted, the demand is 0 only if nothing is alive and nothing is left to
+        draw, and that does not change. The 0 between two steps is over before the lease begins:
+        it waits until the queue has answered to what is wanted now.
+        """
         async with self._changed:
             self._leasing = step
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self._stated == self._wanted())
-            if self._stated.count == 0:
-                return None
         samples = await self._parts.queue.lease()
+        if not samples:
+            return None
         async with self._changed:
             for sample in samples:
                 self._ledger.queue(sample)  # its rollout's own task may not have heard of it yet
@@ -319,8 +331,8 @@ class Run:
             await self._show("training")
 
     async def _evaluate(self) -> None:
-        if self._parts.held_out is None:
-            return
+        if self._parts.held_out is None or self._evaluated == self._step:
+            return  # the queue forgets no ordinal: the samples of one step pass it only once
         await self._show("evaluating", message="the student answers the held-out prompts")
         report = await evaluate(
             self._spec,
@@ -330,6 +342,7 @@ class Run:
             trainer=self._parts.trainer,
             step=self._step,
         )
+        self._evaluated = self._step
         self._num_held_out_tokens += round(report.mean_generated_tokens * report.num_samples)
         await self._parts.sink.write("evaluation", self._step, msgspec.to_builtins(report))
 

@@ -88,7 +88,8 @@ class LeaseQueue:
     async def lease(self) -> list[SampleMeta]:
         """Wait until the demand can be met, and lease that batch: the earliest due first.
 
-        The demand stands until another is stated.
+        The demand stands until another is stated. One of 0 gives an empty batch, also to a lease
+        that waits already.
 
         Raises:
             QueueClosed: the queue was closed first.

@@ -17,7 +17,7 @@ from opdkit.engine.testing_messages import (
     make_report,
     planned_samples,
 )
-from opdkit.protocols.errors import TrainerError
+from opdkit.protocols.errors import PromptError, TrainerError
 from opdkit.protocols.ids import Ordinal, PolicyVersion
 from opdkit.protocols.messages import (
     DeadSample,
@@ -251,14 +251,27 @@ class ListSink:
 class ListPrompts:
     """A ``PromptSource`` of plain messages, in order, epoch after epoch."""
 
-    def __init__(self, num_rows: int, *, num_epochs: int | None = None) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        num_epochs: int | None = None,
+        bad_rows: Collection[int] = (),
+    ) -> None:
         self._num_rows = num_rows
+        self._bad_rows = bad_rows
         self.num_ordinals = None if num_epochs is None else num_epochs * num_rows
 
     def __len__(self) -> int:
         return self._num_rows
 
     def row(self, ordinal: Ordinal) -> tuple[str, dict[str, object]]:
-        """Return the row of this place."""
+        """Return the row of this place.
+
+        Raises:
+            PromptError: the row is one of ``bad_rows``.
+        """
         index = ordinal % self._num_rows
+        if index in self._bad_rows:
+            raise PromptError(f"prompt-{index} is no prompt")
         return f"prompt-{index}", {"messages": [{"role": "user", "content": f"question {index}"}]}

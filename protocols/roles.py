@@ -96,7 +96,10 @@ class SampleQueue(SampleSink, Protocol):
         ...
 
     async def lease(self) -> list[SampleMeta]:
-        """Wait until the demand can be met, and lease that batch: the earliest due first."""
+        """Wait until the demand can be met, and lease that batch: the earliest due first.
+
+        A demand of 0 gives an empty batch, also to a lease that waits already.
+        """
         ...
 
     async def fetch(self, sample_ids: Sequence[str]) -> list[bytes]:

@@ -118,7 +118,7 @@ def _mix(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def parse_row(line: bytes, *, name: str) -> dict[str, object]:
-    """Read one line and check that its ``messages`` make a prompt.
+    """Read one line and check that its ``messages``, and ``tools`` if any, make a prompt.
 
     Raises:
         PromptError: naming the line and what is wrong with it.
@@ -136,6 +136,9 @@ def parse_row(line: bytes, *, name: str) -> dict[str, object]:
             f"{name} has no 'messages', only {', '.join(map(repr, row)) or 'nothing'}"
         )
     _check_messages(row["messages"], name)
+    tools = row.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise PromptError(f"{name}: tools must be a list or null, got {tools!r}")
     return row
 
 

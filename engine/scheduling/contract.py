@@ -43,7 +43,8 @@ class RolloutRequest:
         """Copy a dataset row, without the response that it may end with.
 
         Raises:
-            PromptError: ``messages`` is no list of messages, or holds nothing but a response.
+            PromptError: ``messages`` is no list of messages, or holds nothing but a response;
+                ``tools`` is there, but no list.
         """
         columns = copy.deepcopy(dict(row))
         prompt = _checked_messages(columns.get("messages"))
@@ -51,7 +52,7 @@ class RolloutRequest:
             prompt.pop()
         if not prompt:
             raise PromptError(f"messages hold no prompt: {columns['messages']!r}")
-        return cls(messages=prompt, data_dict=columns, tools=list(columns.get("tools") or ()))
+        return cls(messages=prompt, data_dict=columns, tools=_checked_tools(columns.get("tools")))
 
     def copy(self) -> "RolloutRequest":
         """Return an independent request with the same id."""
@@ -67,6 +68,15 @@ def _checked_messages(value: object) -> list[ChatMessage]:
         if not isinstance(message.get("role"), str):
             raise PromptError(f"messages[{index}] has no role that is a text: {message!r}")
     return messages
+
+
+def _checked_tools(value: object) -> list[Any]:
+    if value is None:
+        return []
+    try:
+        return msgspec.convert(value, list[Any])
+    except msgspec.ValidationError:
+        raise PromptError(f"tools must be a list or null, got {value!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

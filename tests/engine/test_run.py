@@ -19,10 +19,11 @@ from opdkit.engine.testing_run import (
     Pause,
     loop_turns,
 )
-from opdkit.protocols.config import JobSpec
+from opdkit.protocols.config import EvaluationSection, JobSpec
 from opdkit.protocols.config_decoding import decode_job
 from opdkit.protocols.errors import JobFailed, TrainerError
 from opdkit.protocols.ids import PolicyVersion
+from opdkit.protocols.messages import Demand
 from tests.conftest import Run as RunFixture
 
 
@@ -41,6 +42,15 @@ def make_spec(**pipeline: int) -> JobSpec:
 FIVE_TURNS = loop_turns(5)
 
 
+class DistantQueue(LeaseQueue):
+    """A queue that obeys a demand long before its caller hears so."""
+
+    async def set_demand(self, demand: Demand) -> None:
+        """Answer late."""
+        await super().set_demand(demand)
+        await loop_turns(20)()
+
+
 class Job:
     """A run of fakes, and what they saw."""
 
@@ -51,7 +61,9 @@ class Job:
         num_rows: int = 1000,
         num_epochs: int | None = None,
         queue_samples: int = 64,
+        queue_class: type[LeaseQueue] = LeaseQueue,
         held_out: int = 0,
+        bad_held_out: range = range(0),
         pause: Pause = FIVE_TURNS,
         dead_ordinals: range = range(0),
         failing_steps: tuple[int, ...] = (),
@@ -62,7 +74,7 @@ class Job:
     ) -> None:
         clock = FakeClock()
         queues = [
-            LeaseQueue(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
+            queue_class(max_samples=queue_samples, max_bytes=1 << 20, clock=clock) for _ in range(2)
         ]
         self.publisher = FakePublisher(pause=loop_turns(3))
         self.trainer = FakeTrainer(
@@ -83,7 +95,7 @@ class Job:
         self.queue = queues[0]
         parts = Parts(
             prompts=ListPrompts(num_rows, num_epochs=num_epochs),
-            held_out=ListPrompts(held_out) if held_out else None,
+            held_out=ListPrompts(held_out, bad_rows=bad_held_out) if held_out else None,
             runner=self.runner,
             queue=queues[0],
             evaluation_queue=queues[1],
@@ -148,6 +160,30 @@ def test_a_run_ends_when_its_data_ends_with_a_smaller_last_batch(run: RunFixture
     assert [len(planned_samples(plan)) for plan in job.trainer.trained] == [4, 4, 2]
 
 
+def test_a_run_ends_when_the_last_samples_die_while_a_batch_of_them_is_awaited(
+    run: RunFixture,
+) -> None:
+    job = Job(make_spec(num_steps=5), num_rows=20, num_epochs=1, dead_ordinals=range(16, 20))
+    run(job.run.run())
+    assert len(set(job.trained)) == 16
+    assert job.run.ledger.num_dead == 4
+
+
+def test_a_run_whose_data_ends_without_a_step_fails(run: RunFixture) -> None:
+    spec = make_spec(num_steps=1, samples_per_step=1)
+    job = Job(spec, num_rows=1, num_epochs=1, dead_ordinals=range(1), held_out=2)
+    with pytest.raises(JobFailed, match="the data ended before the first step: all 1 samples"):
+        run(job.run.run())
+    assert len(job.trainer.evaluated) == 1
+    assert job.store.states == {}
+
+
+def test_a_demand_withdrawn_between_two_batches_does_not_end_the_data(run: RunFixture) -> None:
+    job = Job(make_spec(max_policy_lag=3), queue_class=DistantQueue)
+    run(job.run.run())
+    assert len(set(job.trained)) == 24
+
+
 def test_a_dead_sample_is_replaced_and_buried(run: RunFixture) -> None:
     job = Job(make_spec(), dead_ordinals=range(3, 6))
     run(job.run.run())
@@ -199,6 +235,27 @@ def test_the_divergence_is_measured_before_and_after(run: RunFixture) -> None:
     evaluations = [(step, v) for kind, step, v in job.sink.records if kind == "evaluation"]
     assert [step for step, _ in evaluations] == [0, 6]
     assert [v["num_samples"] for _, v in evaluations] == [5, 5]
+
+
+def test_a_held_out_row_that_is_no_prompt_costs_only_itself(run: RunFixture) -> None:
+    job = Job(make_spec(), held_out=5, bad_held_out=range(1, 3))
+    run(job.run.run())
+    assert [len(planned_samples(plan)) for plan in job.trainer.evaluated] == [3, 3]
+
+
+def test_held_out_data_without_a_prompt_fails_with_the_last_reason(run: RunFixture) -> None:
+    job = Job(make_spec(), held_out=2, bad_held_out=range(2))
+    with pytest.raises(ExceptionGroup) as failure:
+        run(job.run.run())
+    assert failure.group_contains(JobFailed, match="no held-out prompt .*: PromptError: prompt-1")
+
+
+def test_data_that_ends_at_a_scheduled_evaluation_is_not_evaluated_twice(run: RunFixture) -> None:
+    evaluation = EvaluationSection(every_steps=3)
+    spec = msgspec.structs.replace(make_spec(num_steps=50), evaluation=evaluation)
+    job = Job(spec, num_rows=12, num_epochs=1, held_out=2)
+    run(job.run.run())
+    assert [step for kind, step, _ in job.sink.records if kind == "evaluation"] == [0, 3]
 
 
 def test_an_evaluation_larger_than_the_queue_does_not_wait_for_itself(run: RunFixture) -> None:

@@ -74,15 +74,19 @@ def test_a_waiting_lease_sees_a_new_demand_at_once(run: Run) -> None:
     run(scenario())
 
 
-def test_a_demand_for_nothing_leases_nothing(run: Run) -> None:
+def test_a_demand_for_nothing_ends_a_waiting_lease_with_nothing(run: Run) -> None:
     async def scenario() -> None:
         queue = make_queue()
         await put(queue, 0)
+        await queue.set_demand(Demand(count=2))
         async with asyncio.TaskGroup() as tasks:
-            leasing = tasks.create_task(queue.lease())
+            leases = [tasks.create_task(queue.lease()) for _ in range(2)]
             await settle()
-            assert not leasing.done()
-            await queue.set_demand(Demand(count=1))
+            await queue.set_demand(Demand(count=0))
+            await settle()
+            assert [leasing.result() for leasing in leases] == [[], []]
+        assert await queue.lease() == []
+        assert queue.depth.num_leased == 0
 
     run(scenario())
 

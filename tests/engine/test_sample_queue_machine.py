@@ -89,7 +89,8 @@ class QueueMachine(RuleBasedStateMachine):
         ordinals = {meta.ordinal for meta in batch}
         assert ordinals <= self.ready, "leased what was not there"
         left = self.ready - ordinals
-        assert all(due_of(n) >= dues[-1] for n in left), "an earlier due was passed over"
+        last = max(dues, default=0)
+        assert all(due_of(n) >= last for n in left), "an earlier due was passed over"
         self.ready -= ordinals
         self.leased |= ordinals
 
@@ -108,7 +109,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases.append(self.runner.get_loop().create_task(self.queue.lease()))
         self.settle()
 
-    @precondition(lambda self: not self.leases)
     @rule(demand=DEMANDS)
     def state_demand(self, demand: Demand) -> None:
         """Want something else."""
@@ -170,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
             num_bytes = sum(len(payload_of(n)) for n in (*inside, first))
             assert inside, "a put waits before an empty queue"
             assert len(inside) >= MAX_SAMPLES or num_bytes > MAX_BYTES, "a put waits beside room"
-        if self.leases and self.demand.count:
+        if self.leases:
             assert shortage(self.demand, dues), "a lease waits though its batch is ready"
             both = sorted(dues + [due_of(n) for n in waiting - inside - self.trained])
             missing = shortage(self.demand, dues)

@@ -112,6 +112,7 @@ def test_close_wakes_every_waiter(run: Run) -> None:
     async def scenario() -> None:
         queue = make_queue(max_samples=1)
         await put(queue, 0)
+        await queue.set_demand(Demand(count=2, quotas=((-1, 1),)))
         async with asyncio.TaskGroup() as tasks:
             for ordinal in (1, 2):
                 tasks.create_task(fails_with_closed(put(queue, ordinal)))

@@ -95,6 +95,12 @@ def test_without_epochs_there_is_no_end(tmp_path: pathlib.Path) -> None:
     assert prompts.row(Ordinal(10**12))[1] == _row("x")
 
 
+def test_tools_may_be_a_list_or_null(tmp_path: pathlib.Path) -> None:
+    rows = [_row("x", tools=[{"type": "function"}]), _row("x", tools=None)]
+    prompts = JsonlPrompts(_write(tmp_path, rows), shuffle=False)
+    assert [prompts.row(Ordinal(i))[1] for i in range(2)] == rows
+
+
 def test_a_reply_at_the_end_is_kept(tmp_path: pathlib.Path) -> None:
     row = _row("q")
     row["messages"].append({"role": "assistant", "content": "old"})
@@ -115,6 +121,10 @@ BAD_ROWS: dict[str, tuple[str | bytes, str]] = {
     "a reply alone": (
         '{"messages": [{"role": "assistant", "content": "x"}]}',
         "messages holds only a reply",
+    ),
+    "a number for tools": (
+        '{"messages": [{"role": "user", "content": "x"}], "tools": 5}',
+        "tools must be a list or null, got 5",
     ),
 }
 
