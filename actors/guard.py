@@ -13,9 +13,10 @@ import select
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+MAX_ROUNDS = 2
 KILL_S = 10.0
 """Longest wait for a killed process to be gone."""
 
@@ -27,9 +28,13 @@ def main(folders: list[str]) -> None:
         signal.signal(stop, signal.SIG_IGN)
     run_pid = os.getppid()
     sys.stdin.read()
-    # Again, until nobody is left: one may have started another meanwhile.
-    while users := [pid for pid in users_of(folders) if pid != run_pid]:
-        end_processes(users)
+    clean_up(folders, sparing=run_pid)
+
+
+def clean_up(folders: Sequence[str], *, sparing: int) -> None:
+    """End all but one of the processes that use the folders, and remove the folders."""
+    for _ in range(MAX_ROUNDS):  # one may have started another meanwhile
+        end_processes(pid for pid in users_of(folders) if pid != sparing)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,6 +5,7 @@ when the run is killed. Where the guard was killed too, as when a container is s
 that are kept in the run directory, under its lock, tell the next run there what to remove.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,9 @@ def scratch_folders(run_directory: Path) -> Iterator[Scratch]:
         yield scratch
     finally:
         watching.communicate()
-        remove_leftovers(run_directory)  # if the guard was killed
+        # In case that the guard was killed.
+        guard.clean_up((scratch.session, scratch.weights), sparing=os.getpid())
+        record.unlink()
 
 
 def remove_leftovers(run_directory: Path) -> None:

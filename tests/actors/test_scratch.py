@@ -29,7 +29,7 @@ def until_guarding(guard: psutil.Process) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         [line] = [line for line in ignored.read_text().splitlines() if line.startswith("SigIgn")]
-        if int(line.split()[1], 16) & (1 << (signal.SIGHUP - 1)):
+        if int(line.split()[1], 16) & (1 << (signal.SIGTERM - 1)):
             return
         time.sleep(0.01)  # another process has no event for it
 
@@ -79,8 +79,10 @@ def test_a_killed_run_leaves_nothing(tmp_path: pathlib.Path) -> None:
 
 def test_a_killed_guard_is_made_up_for(tmp_path: pathlib.Path) -> None:
     with scratch_folders(tmp_path) as scratch:
-        [guard] = psutil.Process().children()
+        writer = start_writer(pathlib.Path(scratch.session) / "log")
+        [guard] = [child for child in psutil.Process().children() if child.pid != writer.pid]
         guard.kill()
+    assert writer.wait(timeout=WAIT_S) == -signal.SIGKILL
     assert not pathlib.Path(scratch.session).exists()
     assert not pathlib.Path(scratch.weights).exists()
     assert not (tmp_path / RECORD).exists()
