@@ -25,6 +25,8 @@ FAULTS = Path(__file__).parent / "faults"
 SHARED_MEMORY = Path("/dev/shm")
 START_S = 300.0
 """Longest wait for a run to get anywhere: its cores may be taken."""
+FIND_S = 10.0
+"""Longest wait for a process that must be there."""
 POLL_S = 0.05
 """Processes that are not our children have no event that says they ended."""
 
@@ -155,7 +157,11 @@ class RunningJob:
 
     def kill(self, title: str, *, under: str = "") -> None:
         """End one part as an exhausted memory does."""
-        [process] = self.find_all(title, under=under)
+        deadline_s = time.monotonic() + FIND_S
+        # A title that is just being rewritten reads as another.
+        while not (found := self.find_all(title, under=under)) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        [process] = found
         process.kill()
 
     def end(self, *, within_s: float | None = None) -> tuple[int, str]:
