@@ -72,7 +72,7 @@ async def _records(coordinator: Any) -> AsyncIterator[ProgressRecord]:
     num_seen = 0
     while True:
         send = functools.partial(coordinator.progress.remote, num_seen)
-        reply = await call(send, name="progress", deadline_s=YEAR_S)
+        reply = await call(send, name=f"{NAME}.progress", deadline_s=YEAR_S)
         records = msgspec.msgpack.decode(reply, type=list[ProgressRecord])
         if not records:
             return
@@ -84,4 +84,4 @@ async def _records(coordinator: Any) -> AsyncIterator[ProgressRecord]:
 async def _stop(coordinator: Any) -> None:
     """Have the run take its parts down; what does not answer in time dies with the cluster."""
     with suppress(OpdkitError):
-        await call(lambda: coordinator.stop.remote(), name="stop", deadline_s=STOP_S)
+        await call(lambda: coordinator.stop.remote(), name=f"{NAME}.stop", deadline_s=STOP_S)
