@@ -30,8 +30,9 @@ def run(spec: JobSpec, *, show: Show | None = None) -> RunSummary:
     """Run a job to its end, from its newest checkpoint if there is one.
 
     Ctrl-C or SIGTERM stops it: everything is taken down, and the next call goes on from the
-    checkpoint. A job that is complete stays as it is, until ``pipeline.num_steps`` is raised. A process can start one
-    private cluster: for a second job, take another process, or set ``cluster.address``.
+    checkpoint. A job that is complete stays as it is, until ``pipeline.num_steps`` is raised.
+    A process can start one private cluster: for a second job, take another process, or set
+    ``cluster.address``.
 
     Args:
         spec: The job, checked.
