@@ -15,7 +15,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): requirements/cpu.txt requirements/cpu-no-deps.txt requirements/dev.txt requirements/constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): some minutes, about 2 GB"
+	@echo "installing into $(VENV): some minutes, 2.7 GB"
 	$(PIP) -r requirements/cpu.txt -r requirements/dev.txt -e .
 	$(PIP) --no-deps -r requirements/cpu-no-deps.txt
 	touch $@
