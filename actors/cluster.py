@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from opdkit.actors.guard import end_processes, users_of
+from opdkit.actors.guard import end_users
 from opdkit.actors.ray_environment import CLUSTER_ENVIRONMENT
 from opdkit.protocols.config import JobSpec
 from opdkit.protocols.errors import ConfigError, StartupTimeout
@@ -96,7 +96,7 @@ def start_private(start: Callable[..., object], session: str, **options: object)
             start(**options)
             return
         except Exception as error:  # Ray raises no class of its own
-            end_processes(pid for pid in users_of([session]) if pid != os.getpid())
+            end_users([session], sparing=os.getpid())
             if not attempts_left:
                 raise StartupTimeout(f"the private Ray cluster did not start: {error}") from error
 

@@ -33,10 +33,15 @@ def main(folders: list[str]) -> None:
 
 def clean_up(folders: Sequence[str], *, sparing: int) -> None:
     """End all but one of the processes that use the folders, and remove the folders."""
-    for _ in range(MAX_ROUNDS):  # one may have started another meanwhile
-        end_processes(pid for pid in users_of(folders) if pid != sparing)
+    end_users(folders, sparing=sparing)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_users(folders: Sequence[str], *, sparing: int) -> None:
+    """End all but one of the processes that use the folders."""
+    for _ in range(MAX_ROUNDS):  # one may have started another meanwhile
+        end_processes(pid for pid in users_of(folders) if pid != sparing)
 
 
 def users_of(folders: Iterable[str]) -> list[int]:

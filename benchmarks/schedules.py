@@ -107,11 +107,15 @@ def run_case(
 def one_step_off(spec: JobSpec) -> float:
     """Return the samples per second of whole batches, each generated while one trains."""
     simulation = spec.simulation
-    replies = drawn_replies(spec)
-    batches = [replies[first : first + SIZE] for first in range(0, len(replies), SIZE)]
     train_s = simulation.train_step_s + simulation.export_s
-    steps_s = [max(batch_s(spec, batch), train_s) + simulation.update_s for batch in batches]
+    steps_s = [max(seconds, train_s) + simulation.update_s for seconds in batches_s(spec)]
     return SIZE / fmean(steps_s)
+
+
+def batches_s(spec: JobSpec) -> list[float]:
+    """Return how long each batch of the job takes alone."""
+    replies = drawn_replies(spec)
+    return [batch_s(spec, replies[first : first + SIZE]) for first in range(0, len(replies), SIZE)]
 
 
 def batch_s(spec: JobSpec, replies: Sequence[int]) -> float:
@@ -131,9 +135,7 @@ def make_spec(
     """Return a job whose training takes what a batch's generation does, over ``ratio``."""
     speeds = {**DECODERS[decoder], "reply_tokens_sigma": sigma, "reply_tokens_median": 200.0}
     untimed = _decode(speeds, seed=seed, num_steps=num_steps, lag=lag)
-    replies = drawn_replies(untimed)
-    batches = [replies[first : first + SIZE] for first in range(0, len(replies), SIZE)]
-    generate_s = fmean(batch_s(untimed, batch) for batch in batches)
+    generate_s = fmean(batches_s(untimed))
     return _decode(
         speeds | {"train_step_s": generate_s / ratio}, seed=seed, num_steps=num_steps, lag=lag
     )
